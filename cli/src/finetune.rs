@@ -4,6 +4,7 @@ use super::device::DeviceArg;
 use super::failure::Failure;
 use super::files::{OutputFile, check_apart, unwritable, whole};
 use super::gguf_file::{GgufFile, names};
+use super::hub;
 use super::interrupt;
 use super::model::check_directory;
 use super::output::Output;
@@ -40,7 +41,8 @@ use std::time::Instant;
 /// same command with --resume goes on to the same bits.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The checkpoint to begin with: a directory with config.json, safetensors and tokenizer.json, as published.
+    /// The checkpoint to begin with: a directory with config.json, safetensors and tokenizer.json, as published, or its
+    /// name on the Hugging Face hub.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
 
@@ -240,7 +242,9 @@ const STATE: &str = "state";
 /// The weights of a whole checkpoint.
 const WEIGHTS: &str = "model.safetensors";
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(mut args: Args) -> Result<(), Failure> {
+    args.model = hub::locate(&args.model, &args.output)?;
+    let args = &args;
     check_directory(&args.model)?;
     check(args)?;
     let report = args.output.report()?;

@@ -2,6 +2,7 @@
 
 use super::failure::Failure;
 use super::output::Output;
+use super::printable::printable;
 use indicatif::{ProgressBar, ProgressStyle};
 use qwen3_vl::hub::{Event, Hub, HubModel};
 use serde::Serialize;
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 /// Fetches a model from the Hugging Face hub into its cache, and prints its path.
 ///
 /// Only the files that loading needs are fetched, unless the cache has them. An interrupted download is resumed. The
-/// environment variables are those of the hub's own tools: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+/// environment variables are those of the hub's own tools: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE,
+/// HF_HUB_DOWNLOAD_TIMEOUT.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// OWNER/NAME, with :TYPE for one type of GGUF files and @REVISION for a branch, tag or commit; for example
@@ -62,23 +64,49 @@ fn pull(model: &HubModel, output: &Output) -> Result<PathBuf, Failure> {
     ) {
         bar.set_style(style.progress_chars("━━╌"));
     }
-    let path = Hub::from_env().pull(model, &mut |event| match event {
-        Event::Progress { file, loaded, size } => {
-            if bar.message() != file {
-                bar.reset();
-                bar.set_message(file.to_owned());
-            }
-            bar.set_length(size);
-            bar.set_position(loaded);
-        }
+    let path = Hub::from_env()?.pull(model, &mut |event| match event {
+        Event::Progress { file, loaded, size } => show(&bar, file, loaded, size),
         Event::Fetched { file } => bar.suspend(|| output.note(&format!("fetched {file}"))),
         Event::Retry { file, reason } => {
             bar.suspend(|| output.note(&format!("{file}: {reason}; trying again")));
         }
         Event::Unreachable { reason } => {
-            output.say(&format!("{reason}; taking the copy of {} in the cache", model.id));
+            output.say(&format!("{reason}; taking the copy of {} in the cache", model.id()));
         }
     });
     bar.finish_and_clear();
     Ok(path?)
+}
+
+/// Shows a file's progress. Its first bytes may be those of an earlier download, which do not count into the speed.
+fn show(bar: &ProgressBar, file: &str, loaded: u64, size: u64) {
+    let name = printable(file);
+    bar.set_length(size);
+    if bar.message() == name {
+        return bar.set_position(loaded);
+    }
+    bar.reset();
+    bar.set_message(name.into_owned());
+    bar.update(|state| state.set_pos(loaded));
+    bar.reset_eta();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn bytes_of_an_earlier_download_do_not_count_into_the_speed() {
+        let bar = ProgressBar::with_draw_target(None, indicatif::ProgressDrawTarget::hidden());
+        for file in ["a", "b\x1b[2J"] {
+            show(&bar, file, 1 << 40, 1 << 41);
+            thread::sleep(Duration::from_millis(20));
+            show(&bar, file, (1 << 40) + 1000, 1 << 41);
+            let speed = bar.per_sec();
+            assert!(speed < 1e6, "{speed}");
+        }
+        assert_eq!((bar.position(), bar.message()), ((1 << 40) + 1000, "b␛[2J".to_owned()));
+    }
 }

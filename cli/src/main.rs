@@ -180,7 +180,7 @@ fn main() -> ExitCode {
         Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
         #[cfg(feature = "train")]
-        Command::Finetune(args) => finetune::run(&args),
+        Command::Finetune(args) => finetune::run(args),
         #[cfg(feature = "convert")]
         Command::Quantize(args) => quantize::run(&args),
         #[cfg(feature = "convert")]

@@ -4,6 +4,7 @@ use super::device::DeviceArg;
 use super::failure::Failure;
 use super::files::{self, OutputFile};
 use super::gguf_file::{GgufFile, targets};
+use super::hub;
 use super::model::check_directory;
 use super::output::Output;
 use super::screen::Style;
@@ -22,7 +23,8 @@ use std::path::PathBuf;
 /// GPU is needed. A GPU makes it faster, and the bits are the same.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The checkpoint: a directory with config.json, safetensors and tokenizer.json, as published.
+    /// The checkpoint: a directory with config.json, safetensors and tokenizer.json, as published, or its name on the
+    /// Hugging Face hub.
     checkpoint: PathBuf,
 
     /// Where to write: a folder, which gets model-‹TYPE›.gguf and mmproj-F16.gguf, or the path of the text file; the vision
@@ -81,10 +83,11 @@ struct Report {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    check_directory(&args.checkpoint)?;
     let output = &args.output;
-    let processor = Processor::load(&args.checkpoint)?;
-    let (dir, config) = (&args.checkpoint, &processor.config);
+    let dir = &hub::locate(&args.checkpoint, output)?;
+    check_directory(dir)?;
+    let processor = Processor::load(dir)?;
+    let config = &processor.config;
     let (device, _) = args.device.open()?;
     let report = output.report()?;
     let [text, vision] = targets(&args.to, args.mix.name())?;

@@ -39,7 +39,7 @@ mod transpose;
 pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
 pub use check::{Outcome, Verdict, check, check_with};
 
-/// Every case of every op, ops in the order of the README's table.
+/// Every case of every op, ops in the order in which `validate` and `bench` print them.
 pub fn cases() -> Vec<Box<dyn Case>> {
     type Cases = fn() -> Vec<Box<dyn Case>>;
     let ops: &[Cases] = &[

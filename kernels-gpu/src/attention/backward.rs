@@ -181,7 +181,7 @@ pub(super) trait Work: Copy {
     /// From one tile's number to the next one's.
     const STEP: u32;
 
-    /// What a thread sees of a tile.
+    /// The part of a tile that a thread sees.
     type Seen: Copy;
 
     /// The first tile of query head `head` of a batch for the rows from `first` on, and one past the last.
@@ -197,7 +197,7 @@ pub(super) trait Work: Copy {
     /// A tile of the block, or the one that follows its last.
     unsafe fn column(self, tile: u32, c: [u32; 3]) -> u32;
 
-    /// What the thread at `place` sees of a tile.
+    /// The part of a tile that the thread at `place` sees.
     ///
     /// # Safety
     /// A tile of the block, whose rows begin at `first`.

@@ -92,7 +92,7 @@ struct Rows {
     k: u32,
 }
 
-/// What a block computes from its tile's sums.
+/// The output that a block computes from its tile's sums.
 trait Output: Copy {
     /// The row of w in place `place` of the block's tile. Past the last row it is that one.
     fn row(self, place: u32) -> u32;

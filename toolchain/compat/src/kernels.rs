@@ -1,3 +1,5 @@
+// One kernel or function for each name of `cuda_std`. Included by `lib.rs`, twice, and by the GPU crate: so without `//!`.
+
 use core::sync::atomic::Ordering;
 use cuda_std::atomic::AtomicF32;
 use cuda_std::{gpu_only, kernel, mem, misc, shared, shared_array, thread, warp};

@@ -3,7 +3,7 @@
 //! Rust-CUDA by a changed dependency line. The second is in `tests/launch.rs`: the same file, compiled for the GPU, is
 //! launched by cust as a host program of Rust-CUDA would.
 //!
-//! What is not in 0.2.2 and so not here: `launch_bounds` in `#[kernel]`, `thread::block_fence`, and the warp shuffles
+//! Not in 0.2.2 and so not here: `launch_bounds` in `#[kernel]`, `thread::block_fence`, and the warp shuffles
 //! and votes, whose names and signatures are those of Rust-CUDA's unreleased successor.
 
 /// Against the crate in this repository.

@@ -105,7 +105,7 @@ pub enum CudaBuilderError {
     BadPtx {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault in it.
         source: ptx::PtxError,
     },
     /// A file could not be read or written.
@@ -155,7 +155,7 @@ impl NvvmArch {
     }
 }
 
-/// What to build and where to put it.
+/// The crate to build, and where its PTX goes.
 #[derive(Clone, Debug)]
 pub struct CudaBuilder {
     crate_path: PathBuf,

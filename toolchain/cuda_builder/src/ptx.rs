@@ -10,7 +10,7 @@ const MODULE_MARKER: &str = "__kernel_module_";
 /// A comment line before an entry of the finished text, with the name of its module.
 const MODULE_LINE: &str = "// module ";
 
-/// What is wrong with a PTX text.
+/// A fault in a PTX text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PtxError {
     /// A directive that every PTX file has is missing.
@@ -46,7 +46,7 @@ pub enum PtxError {
     Malformed {
         /// Counted from one.
         line: usize,
-        /// What was expected.
+        /// The expected text.
         reason: &'static str,
     },
 }

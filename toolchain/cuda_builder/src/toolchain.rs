@@ -253,7 +253,7 @@ fn nearest_existing(path: &Path) -> PathBuf {
     path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/")).to_path_buf()
 }
 
-/// What a program prints, or why it did not.
+/// A program's stdout, or why it has none.
 fn stdout(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| error.to_string())?;
     if output.status.success() {

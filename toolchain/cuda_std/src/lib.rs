@@ -41,7 +41,7 @@ pub mod warp;
 pub use cuda_std_macros::{KernelParams, gpu_only, kernel};
 pub use launch::{KernelInfo, KernelParams, KernelSpec};
 
-/// What most kernel files need.
+/// The names that most kernel files need.
 pub mod prelude {
     pub use crate::butterfly::{Butterfly, Max, MaxOrNan, Min, Or, Sum};
     pub use crate::{KernelParams, kernel, thread, warp};

@@ -1,3 +1,5 @@
+//! Embeds the PTX and prints how many kernels it has and where it came from.
+
 const PTX: &str = include_str!("../kernels.ptx");
 
 fn main() {
