@@ -54,6 +54,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
 
+    /// A name that this server has besides localhost, such as that of a proxy before it; may be given more than once. On a
+    /// loopback address without a key, and wherever this is given, requests to other names are refused.
+    #[arg(long, value_name = "HOST")]
+    allowed_host: Vec<String>,
+
     /// A host, or HOST:PORT, from which pictures may be fetched; may be given more than once. Addresses that are not public
     /// are refused, whatever the host's name.
     #[arg(long, value_name = "HOST")]
@@ -90,8 +95,13 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "16M", value_parser = bytes)]
     max_pixels: usize,
 
-    /// The most open connections; more wait to be accepted.
-    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
+    /// The most bytes of host memory that all requests together take, with K, M or G: bodies, pictures, and prompts that
+    /// wait or run. A request that would take more is refused. If not given, a quarter of what is available.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory_budget: Option<usize>,
+
+    /// The most open connections; on more, only /health is answered.
+    #[arg(long, value_name = "N", default_value = "512", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
 
     /// The most seconds from a request's first byte to its answer's last; after that it ends with 408.
@@ -207,6 +217,7 @@ fn config(args: &Args, model: &Qwen3Vl, context: usize, api_key: Option<String>)
         pixels: args.max_pixels as u64,
         time: Duration::from_secs(args.request_timeout),
         connections: args.max_connections as usize,
+        memory: args.memory_budget.unwrap_or_else(pascaline_server::default_memory),
         image_hosts: args.allow_image_host.clone(),
         ..Limits::for_context(context)
     };
@@ -218,6 +229,7 @@ fn config(args: &Args, model: &Qwen3Vl, context: usize, api_key: Option<String>)
         control_tokens: if args.control_tokens { ControlTokens::Recognized } else { ControlTokens::AsText },
         api_key,
         cors_origins: args.cors_origin.clone(),
+        allowed_hosts: args.allowed_host.clone(),
         grace: Duration::from_secs(args.grace),
     }
 }

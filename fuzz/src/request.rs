@@ -16,6 +16,7 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
         control_tokens: ControlTokens::AsText,
         api_key: None,
         cors_origins: Vec::new(),
+        allowed_hosts: Vec::new(),
         grace: Duration::ZERO,
     };
     let processor = Processor::load(&tiny()).expect("the fixture");

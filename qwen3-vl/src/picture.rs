@@ -8,7 +8,7 @@ use super::json::MAX_PICTURE;
 use image::metadata::Orientation;
 use image::{DynamicImage, GrayImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
 use pascaline::{Error, Result};
-use std::io::Cursor;
+use std::io::{self, BufRead, Cursor, Read, Seek, SeekFrom};
 use std::path::Path;
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::bytestream::ZCursor;
@@ -59,10 +59,19 @@ impl Picture {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn from_bytes_up_to(name: &str, bytes: &[u8], pixels: u64) -> Result<Self> {
+        Self::decode_while(name, bytes, pixels, &|| true)
+    }
+
+    /// As [`from_bytes_up_to`](Self::from_bytes_up_to), for as long as `goes_on` says so, which is asked every few
+    /// kilobytes of a PNG or WebP file.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and [`Error::Image`] when `goes_on` ends it.
+    pub fn decode_while(name: &str, bytes: &[u8], pixels: u64, goes_on: &dyn Fn() -> bool) -> Result<Self> {
         let most = pixels.min(MAX_PIXELS);
         let image = match image::guess_format(bytes) {
             Ok(ImageFormat::Jpeg) => jpeg(bytes, most),
-            Ok(format) => other(bytes, format, most),
+            Ok(format) => other(bytes, format, most, goes_on),
             Err(error) => Err(error.to_string()),
         };
         let image = image.map_err(|reason| Error::Image { file: name.to_owned(), reason })?;
@@ -71,7 +80,83 @@ impl Picture {
     }
 }
 
-fn jpeg(bytes: &[u8], most: u64) -> Result<DynamicImage, String> {
+/// A picture file's header: what decoding the file gives and takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PictureHeader {
+    /// Rows of the upright picture.
+    pub height: usize,
+    /// Columns of the upright picture.
+    pub width: usize,
+    /// The most bytes of memory that decoding takes, the picture included.
+    pub bytes: usize,
+}
+
+impl PictureHeader {
+    /// Reads the header of a file. Nothing else of it is decoded, and may be damaged.
+    ///
+    /// # Errors
+    /// [`Error::Image`] if it has no such header, or states more than [`Picture::from_bytes_up_to`] accepts.
+    pub fn read(name: &str, bytes: &[u8], pixels: u64) -> Result<Self> {
+        let most = pixels.min(MAX_PIXELS);
+        let header = match image::guess_format(bytes) {
+            Ok(ImageFormat::Jpeg) => open_jpeg(bytes, most).map(|opened| opened.header),
+            Ok(format) => open_other(Cursor::new(bytes), format, most).map(|(_, _, header)| header),
+            Err(error) => Err(error.to_string()),
+        };
+        header.map_err(|reason| Error::Image { file: name.to_owned(), reason })
+    }
+}
+
+/// A file that ends with an error once it is no longer wanted: a decoder is a loop over its input.
+struct Watched<'a> {
+    file: Cursor<&'a [u8]>,
+    goes_on: &'a dyn Fn() -> bool,
+}
+
+/// The most bytes that are read without asking whether to go on. A PNG's largest ratio makes 4 MB of them.
+const WATCHED_PIECE: usize = 4096;
+
+impl Read for Watched<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let piece = self.fill_buf()?;
+        let count = piece.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&piece[..count]);
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+impl BufRead for Watched<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if !(self.goes_on)() {
+            return Err(io::Error::other("it is no longer wanted"));
+        }
+        let rest = self.file.fill_buf()?;
+        Ok(&rest[..rest.len().min(WATCHED_PIECE)])
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.file.consume(count);
+    }
+}
+
+impl Seek for Watched<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
+/// A JPEG whose header has been read and is within the limits.
+struct OpenedJpeg<'a> {
+    decoder: JpegDecoder<ZCursor<&'a [u8]>>,
+    options: DecoderOptions,
+    size: (u32, u32),
+    orientation: Orientation,
+    grey: bool,
+    header: PictureHeader,
+}
+
+fn open_jpeg(bytes: &[u8], most: u64) -> Result<OpenedJpeg<'_>, String> {
     if !jpeg_ends(bytes) {
         return Err("the JPEG is cut short: it has no end marker".into());
     }
@@ -80,31 +165,41 @@ fn jpeg(bytes: &[u8], most: u64) -> Result<DynamicImage, String> {
     let options = DecoderOptions::default().set_strict_mode(true).set_max_width(side).set_max_height(side);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     decoder.decode_headers().map_err(|error| error.to_string())?;
-    let missing = || "the JPEG has no frame".to_owned();
-    let (width, height) = decoder.dimensions().ok_or_else(missing)?;
-    let (width, height) = (width as u32, height as u32); // of 16 bits in the file
+    let (width, height) = decoder.dimensions().ok_or(NO_FRAME)?;
+    let size = (width as u32, height as u32); // of 16 bits in the file
     let orientation = decoder.exif().and_then(|exif| Orientation::from_exif_chunk(exif));
     let orientation = orientation.unwrap_or(Orientation::NoTransforms);
     let grey = decoder.input_colorspace() == Some(ColorSpace::Luma);
-    let (out, bytes_per_pixel) = if grey { (ColorSpace::Luma, 1) } else { (ColorSpace::RGB, 3) };
-    check_size(width, height, bytes_per_pixel, orientation, most)?;
+    let mut header = check_size(size, if grey { 1 } else { 3 }, orientation, most)?;
+    header.bytes += 6 * header.height * header.width; // a progressive file's coefficients
+    Ok(OpenedJpeg { decoder, options, size, orientation, grey, header })
+}
+
+const NO_FRAME: &str = "the JPEG has no frame";
+
+fn jpeg(bytes: &[u8], most: u64) -> Result<DynamicImage, String> {
+    let OpenedJpeg { mut decoder, options, size: (width, height), orientation, grey, .. } =
+        open_jpeg(bytes, most)?;
+    let out = if grey { ColorSpace::Luma } else { ColorSpace::RGB };
     decoder.set_options(options.jpeg_set_out_colorspace(out));
     let pixels = decoder.decode().map_err(|error| error.to_string())?;
     let mut image = match grey {
         true => GrayImage::from_raw(width, height, pixels).map(DynamicImage::ImageLuma8),
         false => RgbImage::from_raw(width, height, pixels).map(DynamicImage::ImageRgb8),
     }
-    .ok_or_else(missing)?;
+    .ok_or(NO_FRAME)?;
     image.apply_orientation(orientation);
     Ok(image)
 }
 
-fn other(bytes: &[u8], format: ImageFormat, most: u64) -> Result<DynamicImage, String> {
-    if format == ImageFormat::WebP && !webp_ends(bytes) {
-        return Err("the WebP file is cut short".into());
-    }
+/// A PNG's or WebP's decoder that has read the header, which is within the limits.
+fn open_other<'a, R: BufRead + Seek + 'a>(
+    file: R,
+    format: ImageFormat,
+    most: u64,
+) -> Result<(impl ImageDecoder + 'a, Orientation, PictureHeader), String> {
     let text = |error: image::ImageError| error.to_string();
-    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    let mut reader = ImageReader::with_format(file, format);
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
     limits.max_image_height = Some(MAX_SIDE);
@@ -112,21 +207,38 @@ fn other(bytes: &[u8], format: ImageFormat, most: u64) -> Result<DynamicImage, S
     reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(text)?;
     let orientation = decoder.orientation().map_err(text)?;
-    let (width, height) = decoder.dimensions();
-    check_size(width, height, decoder.color_type().bytes_per_pixel(), orientation, most)?;
-    let mut image = DynamicImage::from_decoder(decoder).map_err(text)?;
+    let mut header =
+        check_size(decoder.dimensions(), decoder.color_type().bytes_per_pixel(), orientation, most)?;
+    if format == ImageFormat::WebP {
+        header.bytes += 4 * header.height * header.width; // the planes that it is decoded into
+    }
+    Ok((decoder, orientation, header))
+}
+
+fn other(
+    bytes: &[u8],
+    format: ImageFormat,
+    most: u64,
+    goes_on: &dyn Fn() -> bool,
+) -> Result<DynamicImage, String> {
+    if format == ImageFormat::WebP && !webp_ends(bytes) {
+        return Err("the WebP file is cut short".into());
+    }
+    let file = Watched { file: Cursor::new(bytes), goes_on };
+    let (decoder, orientation, _) = open_other(file, format, most)?;
+    let mut image = DynamicImage::from_decoder(decoder).map_err(|error| error.to_string())?;
     image.apply_orientation(orientation);
     Ok(image)
 }
 
 /// Checks the memory that decoding is about to allocate.
 fn check_size(
-    width: u32,
-    height: u32,
+    (width, height): (u32, u32),
     bytes_per_pixel: u8,
     orientation: Orientation,
     most: u64,
-) -> Result<(), String> {
+) -> Result<PictureHeader, String> {
+    use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
     let pixels = u64::from(width) * u64::from(height);
     if pixels > most {
         return Err(format!("{width} × {height} pixels, at most {most} are allowed"));
@@ -134,10 +246,16 @@ fn check_size(
     let copies = if orientation == Orientation::NoTransforms { 1 } else { 2 };
     let converted = if bytes_per_pixel == 3 { 0 } else { 3 };
     let bytes = pixels * (u64::from(bytes_per_pixel) * copies + converted);
-    match bytes > MAX_DECODED {
-        true => Err(format!("it takes {bytes} bytes decoded, at most {MAX_DECODED} are allowed")),
-        false => Ok(()),
+    if bytes > MAX_DECODED {
+        return Err(format!("it takes {bytes} bytes decoded, at most {MAX_DECODED} are allowed"));
     }
+    let (width, height, bytes) = (width as usize, height as usize, bytes as usize);
+    Ok(match orientation {
+        Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH => {
+            PictureHeader { height: width, width: height, bytes }
+        }
+        _ => PictureHeader { height, width, bytes },
+    })
 }
 
 /// Whether the end marker is there. A marker is `ff` and a byte that is neither `00` nor `ff`; its segment is skipped by

@@ -5,7 +5,7 @@ use super::resize;
 use pascaline::{Error, Result};
 use rayon::prelude::*;
 
-pub use super::picture::{MAX_DECODED, MAX_PIXELS, MAX_SIDE, Picture};
+pub use super::picture::{MAX_DECODED, MAX_PIXELS, MAX_SIDE, Picture, PictureHeader};
 
 /// The largest ratio of a picture's sides; the reference's.
 const MAX_ASPECT: usize = 200;
@@ -96,14 +96,50 @@ impl Patches {
     }
 }
 
+/// What a picture becomes, and the memory that this takes, as its header tells before anything is decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImagePlan {
+    /// The grid of its [`Patches`].
+    pub grid: [usize; 3],
+    /// Its tokens.
+    pub tokens: usize,
+    /// Bytes of its patches.
+    pub bytes: usize,
+    /// The most bytes that decoding and resizing take besides.
+    pub scratch: usize,
+}
+
+impl ImagePlan {
+    /// For a picture with this header.
+    ///
+    /// # Errors
+    /// As [`image_patches`].
+    pub fn new(name: &str, header: PictureHeader, config: &PreprocessorConfig) -> Result<Self> {
+        let size = (header.height, header.width);
+        let (height, width) = resized(name, size, 1, still(config), config)?;
+        let side = config.patch_size;
+        let (rows, cols) = (height / side, width / side);
+        Ok(Self {
+            grid: [1, rows, cols],
+            tokens: rows * cols / (config.merge_size * config.merge_size),
+            bytes: rows * cols * side * side * 3 * config.temporal_patch_size * size_of::<f32>(),
+            // the picture resized along its rows and then along its columns
+            scratch: header.bytes + 3 * width * (header.height + height),
+        })
+    }
+}
+
+fn still(config: &PreprocessorConfig) -> Bounds {
+    let PreprocessorConfig { min_pixels, max_pixels, .. } = *config;
+    Bounds { factor: config.factor(), min_pixels, max_pixels, frames: 1, group: 1 }
+}
+
 /// Resizes a picture and cuts it into patches; a still image fills all frames of its patches.
 ///
 /// # Errors
 /// As [`smart_resize`]; [`Error::Image`] beyond [`MAX_PATCHES`].
 pub fn image_patches(name: &str, picture: &Picture, config: &PreprocessorConfig) -> Result<Patches> {
-    let PreprocessorConfig { min_pixels, max_pixels, .. } = *config;
-    let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: 1, group: 1 };
-    resized_patches(name, std::slice::from_ref(picture), bounds, config)
+    resized_patches(name, std::slice::from_ref(picture), still(config), config)
 }
 
 /// Resizes a video's frames, all of one size, and cuts them into patches.
@@ -116,6 +152,30 @@ pub fn video_patches(name: &str, frames: &[Picture], config: &PreprocessorConfig
     resized_patches(name, frames, bounds, config)
 }
 
+/// The size to resize `frames` frames of `size` to, if their patches are not too large.
+fn resized(
+    name: &str,
+    size: (usize, usize),
+    frames: usize,
+    bounds: Bounds,
+    config: &PreprocessorConfig,
+) -> Result<(usize, usize)> {
+    let (height, width) = smart_resize(name, size, bounds)?;
+    let whole_frames = frames.checked_next_multiple_of(config.temporal_patch_size);
+    let factors = [whole_frames.unwrap_or(usize::MAX), height, width, 3, size_of::<f32>()];
+    let bytes = factors.iter().fold(1usize, |product, &factor| product.saturating_mul(factor));
+    match bytes > MAX_PATCHES {
+        true => Err(Error::Image {
+            file: name.to_owned(),
+            reason: format!(
+                "resized to {width} × {height}, as the preprocessor's pixel limits ask for, it takes more than {}",
+                pascaline::format_bytes(MAX_PATCHES)
+            ),
+        }),
+        false => Ok((height, width)),
+    }
+}
+
 fn resized_patches(
     name: &str,
     frames: &[Picture],
@@ -124,18 +184,7 @@ fn resized_patches(
 ) -> Result<Patches> {
     let size = frames.first().map_or((0, 0), |frame| (frame.height, frame.width));
     let refuse = |reason: String| Err(Error::Image { file: name.to_owned(), reason });
-    let target = smart_resize(name, size, bounds)?;
-    let whole_frames = frames.len().checked_next_multiple_of(config.temporal_patch_size);
-    let factors = [whole_frames.unwrap_or(usize::MAX), target.0, target.1, 3, size_of::<f32>()];
-    let bytes = factors.iter().fold(1usize, |product, &factor| product.saturating_mul(factor));
-    if bytes > MAX_PATCHES {
-        let (height, width) = target;
-        let reason = format!(
-            "resized to {width} × {height}, as the preprocessor's pixel limits ask for, it takes more than {}",
-            pascaline::format_bytes(MAX_PATCHES)
-        );
-        return refuse(reason);
-    }
+    let target = self::resized(name, size, frames.len(), bounds, config)?;
     let mut resized = Vec::with_capacity(frames.len());
     for (index, frame) in frames.iter().enumerate() {
         if (frame.height, frame.width) != size {

@@ -5,7 +5,7 @@ use super::checkpoint::Checkpoint;
 use super::config::{Config, GenerationConfig, PreprocessorConfig};
 use super::control::{ControlTokens, StandIns};
 use super::positions::{Positions, positions};
-use super::preprocess::{Patches, Picture, image_patches, video_patches};
+use super::preprocess::{ImagePlan, Patches, Picture, image_patches, video_patches};
 use super::tokenizer::Tokenizer;
 use pascaline::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -156,19 +156,40 @@ impl Processor {
     ) -> Result<Prompt> {
         let patches = visuals.iter().map(|visual| self.patches(visual)).collect::<Result<Vec<_>>>()?;
         let media: Vec<_> = visuals.iter().zip(&patches).map(|(v, p)| self.media(v, p)).collect();
-        let ids = match spelled {
+        let ids = self.tokens(messages, &media, spelled)?;
+        let positions = self.positions(&ids, patches.iter().map(|patches| patches.grid))?;
+        Ok(Prompt { ids, positions, patches })
+    }
+
+    /// A conversation's prompt before its images, of which only the plans are known: its patches, which the caller adds,
+    /// are those of the images in order.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn outline(
+        &self,
+        messages: &[Message],
+        images: &[ImagePlan],
+        spelled: ControlTokens,
+    ) -> Result<Prompt> {
+        let media: Vec<_> = images.iter().map(|image| Media::Image { tokens: image.tokens }).collect();
+        let ids = self.tokens(messages, &media, spelled)?;
+        let positions = self.positions(&ids, images.iter().map(|image| image.grid))?;
+        Ok(Prompt { ids, positions, patches: Vec::new() })
+    }
+
+    fn tokens(&self, messages: &[Message], media: &[Media], spelled: ControlTokens) -> Result<Vec<u32>> {
+        match spelled {
             ControlTokens::Recognized => {
-                let text = expand(&self.render(messages)?, &media, &self.tokenizer)?;
-                self.tokenizer.encode(&text)?
+                let text = expand(&self.render(messages)?, media, &self.tokenizer)?;
+                self.tokenizer.encode(&text)
             }
             ControlTokens::AsText => {
                 let (messages, stand_ins) = StandIns::replace(messages, self.tokenizer.controls())?;
-                let text = expand(&self.render(&messages)?, &media, &self.tokenizer)?;
-                self.tokenizer.encode_with(&text, &stand_ins)?
+                let text = expand(&self.render(&messages)?, media, &self.tokenizer)?;
+                self.tokenizer.encode_with(&text, &stand_ins)
             }
-        };
-        let positions = self.positions(&ids, patches.iter().map(|patches| patches.grid))?;
-        Ok(Prompt { ids, positions, patches })
+        }
     }
 
     /// The positions of tokens that include the pads of these grids.

@@ -1,15 +1,18 @@
 //! The events of one request's answers, streamed or collected.
 
+use super::app::App;
 use super::error::ApiError;
 use super::worker::{Event, Usage};
 use qwen3_vl::StopReason;
 use qwen3_vl::sampling::Logprobs;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// The answers that are not complete yet. Dropping it cancels them.
 pub(crate) struct Answers {
+    app: Arc<App>,
     /// `None`: the answer is complete.
     receivers: Vec<Option<UnboundedReceiver<Event>>>,
 }
@@ -23,8 +26,8 @@ pub(crate) enum Part {
 }
 
 impl Answers {
-    pub fn new(receivers: Vec<UnboundedReceiver<Event>>) -> Self {
-        Self { receivers: receivers.into_iter().map(Some).collect() }
+    pub fn new(receivers: Vec<UnboundedReceiver<Event>>, app: &Arc<App>) -> Self {
+        Self { app: Arc::clone(app), receivers: receivers.into_iter().map(Some).collect() }
     }
 
     pub fn len(&self) -> usize {
@@ -61,6 +64,15 @@ impl Answers {
     fn fail<T>(&mut self, error: ApiError) -> Option<Result<T, ApiError>> {
         self.receivers.iter_mut().for_each(|receiver| *receiver = None);
         Some(Err(error))
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        if self.receivers.iter().any(Option::is_some) {
+            self.receivers.clear();
+            self.app.worker.forget_left(); // a running one is noticed before its next step
+        }
     }
 }
 

@@ -1,12 +1,15 @@
 //! Routes, and who may use them.
 
+use super::account::{Account, Charge};
 use super::error::{ApiError, json_response};
 use super::grammar::Grammars;
+use super::lanes::{self, Lanes};
 use super::limits::Limits;
 use super::prepare;
-use super::request::{self, Chat, Completion, Tokenize};
+use super::request::{Chat, Completion, Parsed, Tokenize};
+use super::visitors::{self, Visitors};
 use super::worker::{Health, Worker};
-use super::{page, reply, stream};
+use super::{json, page, reply, stream};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -17,12 +20,10 @@ use axum::routing::{get, post};
 use http_body_util::BodyExt;
 use qwen3_vl::{ControlTokens, Options};
 use serde_json::{Value, json};
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -47,6 +48,9 @@ pub struct Config {
     pub api_key: Option<String>,
     /// Origins of web pages that may use the server besides its own; `*` for all.
     pub cors_origins: Vec<String>,
+    /// Names that the server has besides this machine's own, if it is on a loopback address without a key. If there are
+    /// any, it answers to no others.
+    pub allowed_hosts: Vec<String>,
     /// How long running answers may take to end when the server is stopped.
     pub grace: Duration,
 }
@@ -55,8 +59,11 @@ pub struct Config {
 pub(crate) struct App {
     pub worker: Arc<Worker>,
     pub config: Config,
-    /// Permits for preparing requests: each takes a core, and memory for pictures.
-    pub preparing: Semaphore,
+    /// The memory of requests.
+    pub account: Arc<Account>,
+    /// Where work runs that keeps a thread busy.
+    pub lanes: Arc<Lanes>,
+    pub visitors: Visitors,
     grammars: OnceLock<std::result::Result<Grammars, String>>,
     /// When the server was started, in Unix time.
     pub created: u64,
@@ -65,16 +72,18 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub fn new(worker: Arc<Worker>, config: Config) -> Self {
+    pub fn new(worker: Arc<Worker>, config: Config, address: IpAddr) -> Self {
         let processor = &worker.model().processor;
         let ids = 0..processor.config.text.vocab_size as u32;
         let longest_token = ids.map(|id| processor.tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         // normalisation to NFC shrinks text to no less than a third of its bytes
         let longest_text = config.limits.context.saturating_mul(3 * longest_token);
-        let preparing = Semaphore::new(thread::available_parallelism().map_or(2, usize::from));
+        let (account, lanes) = (Account::new(config.limits.memory), Arc::new(Lanes::new()));
+        let Config { api_key, allowed_hosts, cors_origins, .. } = &config;
+        let visitors = Visitors::new(address, api_key.is_some(), allowed_hosts, cors_origins);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (created, grammars) = (now.as_secs(), OnceLock::new());
-        Self { worker, config, preparing, grammars, created, longest_text }
+        Self { worker, config, account, lanes, visitors, grammars, created, longest_text }
     }
 
     /// Built at the first use, which takes a moment.
@@ -113,7 +122,17 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         Some(cors) => all.layer(cors),
         None => all,
     };
-    all.with_state(app)
+    all.layer(middleware::from_fn_with_state(Arc::clone(&app), visitors::check)).with_state(app)
+}
+
+/// The routes of connections beyond the limit: only whether the server is there.
+pub(crate) fn overflow(app: Arc<App>) -> Router {
+    let most = app.config.limits.connections;
+    Router::new()
+        .route("/health", get(health))
+        .fallback(move || async move { ApiError::too_many_connections(most) })
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), visitors::check))
+        .with_state(app)
 }
 
 /// Which web pages may read answers. Without it browsers let only the server's own page read them.
@@ -137,11 +156,11 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
 /// Refuses requests without the key.
 async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response> {
     if let Some(key) = &app.config.api_key {
-        let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let given = given
-            .and_then(|value| value.split_once(' '))
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        if !given.is_some_and(|(_, given)| is_equal(given.trim().as_bytes(), key.as_bytes())) {
+        // as bytes: a key need not be ASCII
+        let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+        let given = given.and_then(|value| value.split_at_checked("bearer ".len()));
+        let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+        if !given.is_some_and(|(_, given)| is_equal(given.trim_ascii(), key.as_bytes())) {
             return Err(ApiError::unauthorized());
         }
     }
@@ -161,89 +180,112 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     response
 }
 
-/// The body as JSON, within the limits.
-async fn body(app: &App, request: Request, deadline: Instant) -> Result<Vec<u8>> {
+/// The longest that nothing of a body may come.
+const STALL: Duration = Duration::from_secs(20);
+
+/// A body within the limits, and its charge.
+async fn body(app: &App, request: Request, deadline: Instant) -> Result<(Vec<u8>, Charge)> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
     if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
         return Err(ApiError::wrong_type());
     }
     let limit = app.config.limits.body;
-    let length = request
-        .headers()
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    let read = read(request.into_body(), if length.is_some_and(|length| length > limit) { 0 } else { limit });
-    match timeout_at(deadline, read).await.map_err(|_| app.too_slow())? {
-        Ok(Some(bytes)) => Ok(bytes),
-        Ok(None) => Err(ApiError::too_large(limit)),
-        Err(_) => Err(ApiError::malformed("the body ended too early")),
-    }
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok()).unwrap_or(0);
+    let mut charge = app.account.open();
+    let refused = match length > limit {
+        true => Some(ApiError::too_large(limit)),
+        false => charge.grow(length).err().map(ApiError::from),
+    };
+    charge.shrink_to(0); // what has not come takes no memory: a slow client keeps none from others
+    let read = read(request.into_body(), limit, &mut charge, refused, STALL.min(app.config.limits.time));
+    let bytes = timeout_at(deadline, read).await.map_err(|_| app.too_slow())??;
+    Ok((bytes, charge))
 }
 
-/// A body; `None` if it has more bytes than the limit. Part of the rest is read all the same: a client that is still
-/// sending when the connection closes would not see the answer.
-async fn read(mut body: Body, limit: usize) -> std::result::Result<Option<Vec<u8>>, axum::Error> {
-    let (mut bytes, mut length) = (Vec::new(), 0);
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame?.into_data() else { continue };
-        length += data.len();
-        if length <= limit {
-            bytes.extend_from_slice(&data);
-        } else if length > limit.saturating_add(DISCARDED) {
+/// Reads a body, or refuses it with the error that is given or found. Part of a refused one is read all the same: a client
+/// that is still sending when the connection closes would not see the answer.
+async fn read(
+    mut body: Body,
+    limit: usize,
+    charge: &mut Charge,
+    mut refused: Option<ApiError>,
+    stall: Duration,
+) -> Result<Vec<u8>> {
+    let (mut bytes, mut discarded) = (Vec::new(), 0);
+    loop {
+        let frame = timeout(stall, body.frame()).await.map_err(|_| ApiError::stalled(stall.as_secs()))?;
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|_| ApiError::malformed("the body ended too early"))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if refused.is_none() {
+            if bytes.len() + data.len() > limit {
+                refused = Some(ApiError::too_large(limit));
+            } else if let Err(full) = charge.grow(data.len()) {
+                refused = Some(full.into());
+            } else {
+                bytes.extend_from_slice(&data);
+                continue;
+            }
+            bytes = Vec::new();
+            charge.shrink_to(0);
+        }
+        discarded += data.len();
+        if discarded > DISCARDED {
             break;
         }
     }
-    Ok((length <= limit).then_some(bytes))
+    refused.map_or(Ok(bytes), Err)
 }
 
-/// Parses a body with `read`, off the threads that serve connections.
-async fn parsed<T: Send + 'static>(
+/// Parses a body with `read`. The charge is then that of the result.
+async fn parsed<T: Parsed>(
     app: &Arc<App>,
     request: Request,
     deadline: Instant,
     read: impl FnOnce(&Value, &Config) -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let body = body(app, request, deadline).await?;
-    let app = Arc::clone(app);
-    blocking(move || read(&request::parse(&body)?, &app.config)).await
-}
-
-/// Runs work that keeps a thread busy.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    match spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(_) => Err(ApiError::internal("a bug ended this request; the server's standard error says where")),
-    }
+) -> Result<(T, Charge)> {
+    let (body, mut charge) = body(app, request, deadline).await?;
+    charge.grow(2 * body.len())?; // the texts and files that are made of its values, and the parser's own memory
+    let same = Arc::clone(app);
+    let work = lanes::run(&app.lanes, charge, move |_, charge| {
+        let value = json::parse(&body, charge)?;
+        drop(body);
+        read(&value, &same.config)
+    });
+    let (parsed, mut charge) = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
+    charge.shrink_to(parsed.bytes());
+    Ok((parsed, charge))
 }
 
 async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
-    let Chat { messages, pictures, wish } = parsed(&app, request, deadline, Chat::read).await?;
-    let work = prepare::chat(&app, messages, pictures, wish.schema.clone(), wish.choices);
-    let (prompt, rules) = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
+    let (Chat { messages, pictures, wish }, charge) = parsed(&app, request, deadline, Chat::read).await?;
+    let work = prepare::chat(&app, messages, pictures, &wish, charge);
+    let prepared = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
     let shape = reply::Shape::new(&app, reply::Kind::Chat);
-    let answers = prepare::submit(&app, vec![prompt], &wish, rules)?;
+    let answers = prepare::submit(&app, prepared, &wish)?;
     stream::reply(app, answers, shape, wish, deadline).await
 }
 
 async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
-    let Completion { prompts, wish } = parsed(&app, request, deadline, Completion::read).await?;
-    let prompts = timeout_at(deadline, prepare::raw(&app, prompts)).await.map_err(|_| app.too_slow())??;
+    let (Completion { prompts, wish }, charge) = parsed(&app, request, deadline, Completion::read).await?;
+    let work = prepare::raw(&app, prompts, &wish, charge);
+    let prepared = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
     let shape = reply::Shape::new(&app, reply::Kind::Text);
-    let answers = prepare::submit(&app, prompts, &wish, Vec::new())?;
+    let answers = prepare::submit(&app, prepared, &wish)?;
     stream::reply(app, answers, shape, wish, deadline).await
 }
 
 async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
     let read = |body: &Value, config: &Config| Tokenize::read(body, &config.limits);
-    let wish = parsed(&app, request, deadline, read).await?;
-    let tokens = prepare::tokens(&app, wish);
-    let tokens = timeout_at(deadline, tokens).await.map_err(|_| app.too_slow())??;
+    let (wish, charge) = parsed(&app, request, deadline, read).await?;
+    let work = prepare::tokens(&app, wish, charge);
+    // the charge lasts until the tokens have been written
+    let (tokens, _charge) = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
     let context = app.config.limits.context;
     let value = json!({ "tokens": tokens, "count": tokens.len(), "max_model_len": context });
     Ok(json_response(StatusCode::OK, &value))
@@ -306,7 +348,8 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.worker.metrics().text(&app.worker.gauges());
+    let mut text = app.worker.metrics().text(&app.worker.gauges());
+    text += &app.account.metrics();
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], Body::from(text)).into_response()
 }

@@ -49,6 +49,18 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
     }
 
+    /// 403: a name or a page that the server does not answer to.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, Some("forbidden"), message)
+    }
+
+    /// 503: all connections are taken.
+    pub fn too_many_connections(most: usize) -> Self {
+        let message = format!("{most} connections are open, the most that this server has; try again later");
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        Self { retry_after: Some(1), ..Self::new(status, Some("too_many_connections"), message) }
+    }
+
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, Some("not_found"), message)
     }
@@ -68,6 +80,25 @@ impl ApiError {
         let limit = pascaline::format_bytes(limit);
         let message = format!("the body has more than {limit}, the most that this server takes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, Some("body_too_large"), message)
+    }
+
+    /// 413: more memory than one request may take.
+    pub fn too_much_memory(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, Some("memory_limit"), message)
+    }
+
+    /// 429: memory that other requests have.
+    pub fn no_memory_now(message: impl Into<String>) -> Self {
+        Self {
+            retry_after: Some(1),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, Some("memory_full"), message)
+        }
+    }
+
+    /// 408: nothing of the body has come for a while.
+    pub fn stalled(seconds: u64) -> Self {
+        let message = format!("nothing of the body came for {seconds} s");
+        Self::new(StatusCode::REQUEST_TIMEOUT, Some("timeout"), message)
     }
 
     pub fn too_slow(seconds: u64) -> Self {

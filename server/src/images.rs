@@ -5,11 +5,10 @@
 //! the connection goes to exactly these. A redirection is a new address with the same checks.
 
 use super::error::ApiError;
+use super::lanes::Wanted;
 use super::limits::Limits;
 use base64::Engine;
 use base64::engine::general_purpose::{GeneralPurpose, STANDARD, STANDARD_NO_PAD};
-use qwen3_vl::Visual;
-use qwen3_vl::preprocess::Picture;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -54,20 +53,22 @@ impl Source {
         Ok(Self::Elsewhere(url))
     }
 
-    /// The file's bytes. Takes up to [`MAX_TIME`].
-    pub fn fetch(self, param: &str, limits: &Limits) -> Result<Vec<u8>> {
+    /// Bytes of memory that it takes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Here(file) => file.len(),
+            Self::Elsewhere(url) => url.as_str().len(),
+        }
+    }
+
+    /// The file's bytes. Takes up to [`MAX_TIME`], and memory for a body.
+    pub fn fetch(self, param: &str, limits: &Limits, wanted: &Wanted) -> Result<Vec<u8>> {
         match self {
             Self::Here(file) => Ok(file),
-            Self::Elsewhere(url) => fetch(url, limits, is_public)
+            Self::Elsewhere(url) => fetch(url, limits, &|| wanted.is_so(), is_public)
                 .map_err(|reason| ApiError::invalid(param, format!("{param} can't be fetched: {reason}"))),
         }
     }
-}
-
-/// Decodes a picture file.
-pub(crate) fn decode(param: &str, file: &[u8], limits: &Limits) -> Result<Visual> {
-    let picture = Picture::from_bytes_up_to(param, file, limits.pixels)?;
-    Ok(Visual::Image { name: param.to_owned(), picture })
 }
 
 fn strip_prefix_ignoring_case<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
@@ -98,10 +99,14 @@ fn check(url: &Url, limits: &Limits) -> std::result::Result<(), String> {
 fn fetch(
     mut url: Url,
     limits: &Limits,
+    goes_on: &dyn Fn() -> bool,
     is_allowed: fn(IpAddr) -> bool,
 ) -> std::result::Result<Vec<u8>, String> {
     let deadline = Instant::now() + MAX_TIME;
     for _ in 0..=MAX_REDIRECTS {
+        if !goes_on() {
+            return Err("nobody waits for it".into());
+        }
         check(&url, limits)?;
         let addresses = resolve(&url, is_allowed)?;
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
@@ -125,7 +130,15 @@ fn fetch(
         }
         let mut file = Vec::new();
         let mut body = answer.into_reader().take(limits.body as u64 + 1);
-        body.read_to_end(&mut file).map_err(|error| error.to_string())?;
+        let mut piece = vec![0; 1 << 16];
+        loop {
+            let count = body.read(&mut piece).map_err(|error| error.to_string())?;
+            match count {
+                0 => break,
+                _ if !goes_on() => return Err("nobody waits for it".into()),
+                _ => file.extend_from_slice(&piece[..count]),
+            }
+        }
         return match file.len() > limits.body {
             true => Err(format!("it has more than {}", pascaline::format_bytes(limits.body))),
             false => Ok(file),
@@ -318,7 +331,7 @@ mod tests {
         for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"] {
             let url = Url::parse(&format!("http://{host}:{port}/x.png")).unwrap();
             let allowed = format!("{}:{port}", url.host_str().unwrap());
-            let reason = fetch(url, &limits(&[&allowed]), is_public).unwrap_err();
+            let reason = fetch(url, &limits(&[&allowed]), &|| true, is_public).unwrap_err();
             assert!(reason.contains("not public") || reason.contains("no address"), "{host}: {reason}");
         }
     }
@@ -330,7 +343,7 @@ mod tests {
             let port = serve(answers);
             let url = Url::parse(&format!("http://127.0.0.1:{port}/x.png")).unwrap();
             let limits = Limits { body: limit, ..limits(&[&format!("127.0.0.1:{port}")]) };
-            fetch(url, &limits, here)
+            fetch(url, &limits, &|| true, here)
         };
         let file = || "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello".to_owned();
         let to =

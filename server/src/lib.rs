@@ -1,20 +1,25 @@
 //! An OpenAI-compatible HTTP server for Qwen3-VL, with a web page for chat.
 //!
-//! The files in the order in which a request goes through them: `listen` accepts it, `app` routes it, `request` parses its
-//! body, `images` gets its pictures, `prepare` makes its prompt, [`worker`] queues it for the replica that `balance`
-//! chooses, `replica` computes, `answer` collects events, `reply` formats them as OpenAI does and `stream` sends them.
-//! Batching and sampling are `qwen3_vl`'s, options of the command line `cli/src/serve.rs`'.
+//! The files in the order in which a request goes through them: `listen` accepts its `connection`, `app` routes it if
+//! `visitors` lets it in, `json` and `request` parse its body, `images` gets its pictures, `prepare` makes its prompt,
+//! [`worker`] queues it for the replica that `balance` chooses, `replica` computes, `answer` collects events, `reply`
+//! formats them as OpenAI does and `stream` sends them. All the while `account` has its memory; `lanes` runs the work that
+//! keeps a thread busy. Batching and sampling are `qwen3_vl`'s, options of the command line `cli/src/serve.rs`'.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod account;
 mod answer;
 mod app;
 mod balance;
+mod connection;
 mod error;
 mod fields;
 mod grammar;
 mod images;
+mod json;
+mod lanes;
 mod limits;
 mod listen;
 pub mod metrics;
@@ -24,8 +29,10 @@ mod replica;
 mod reply;
 mod request;
 mod stream;
+mod visitors;
 pub mod worker;
 
+pub use account::{Charge, default_memory};
 pub use app::Config;
 pub use limits::Limits;
 pub use listen::{End, Stop, run};
@@ -47,7 +54,8 @@ impl Reader {
 
     /// Whether one of the routes would accept this body. Nothing is fetched, decoded or computed.
     pub fn takes(&self, body: &[u8]) -> bool {
-        let Ok(body) = request::parse(body) else { return false };
+        let mut charge = account::Account::new(self.config.limits.memory).open();
+        let Ok(body) = json::parse(body, &mut charge) else { return false };
         let has_rule = |chat: request::Chat| match chat.wish.schema {
             Some(schema) => self.grammars.json(schema).is_ok(),
             None => true,

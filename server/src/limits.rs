@@ -1,5 +1,6 @@
 //! The limits of a request.
 
+use super::account::default_memory;
 use std::time::Duration;
 
 /// The limits of a request. One that exceeds them is answered with a 4xx and a sentence.
@@ -15,8 +16,11 @@ pub struct Limits {
     pub context: usize,
     /// Time from the request's first byte to the answer's last one.
     pub time: Duration,
-    /// Open connections; more wait to be accepted.
+    /// Open connections; on more, only `/health` is answered.
     pub connections: usize,
+    /// Bytes of host memory that all requests together may take: their bodies, what is parsed of them, and prompts with
+    /// their pictures until the answer has ended.
+    pub memory: usize,
     /// Hosts from which pictures are fetched.
     pub image_hosts: Vec<String>,
 }
@@ -30,7 +34,8 @@ impl Limits {
             pixels: 1 << 24,
             context,
             time: Duration::from_secs(600),
-            connections: 256,
+            connections: 512,
+            memory: default_memory(),
             image_hosts: Vec::new(),
         }
     }

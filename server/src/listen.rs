@@ -1,6 +1,7 @@
 //! Accepts connections and shuts the server down.
 
 use super::app::{self, App, Config};
+use super::connection::{self, Connection};
 use super::worker::{Health, Worker};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -15,8 +16,13 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout};
 
-/// Timeout for a request's headers.
+/// Timeout for a request's headers, and for the next request of a connection.
 const HEAD: Duration = Duration::from_secs(30);
+/// Bytes of a connection's buffers, each; a request's head must fit.
+const BUFFER: usize = 64 << 10;
+/// Connections beyond the limit, and how long each of them may take.
+const BEYOND: usize = 64;
+const MOMENT: Duration = Duration::from_secs(2);
 /// Time between a device's loss and the server's end, so that errors arrive and `/health` shows the reason.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Timeout at shutdown for the step in progress.
@@ -84,7 +90,8 @@ pub fn run(
 ) -> io::Result<End> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let app = Arc::new(App::new(worker.into(), config));
+    let address = listener.local_addr()?.ip();
+    let app = Arc::new(App::new(worker.into(), config, address));
     let end = runtime.block_on(serve(listener, Arc::clone(&app), stop));
     // Drops connections, and with them the receivers of answers that were cut off, and waits for the computing threads: a
     // process that exits while another thread is inside the driver may crash.
@@ -100,12 +107,15 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let router = app::router(Arc::clone(&app));
     let (graceful, mut health) = (GracefulShutdown::new(), app.worker.health());
-    let connections = Arc::new(Semaphore::new(app.config.limits.connections));
+    let (limits, overflow) = (&app.config.limits, app::overflow(Arc::clone(&app)));
+    let connections = Arc::new(Semaphore::new(limits.connections));
+    let beyond = Arc::new(Semaphore::new(BEYOND));
     let accept = async {
         loop {
-            let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { break };
+            // a connection beyond the limit is accepted too, for a moment
+            let Ok(last) = Arc::clone(&beyond).acquire_owned().await else { break };
             let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
+                Ok((stream, _)) => Arc::new(stream),
                 Err(error) => {
                     // the connection is gone, or the process is out of file descriptors for the moment
                     if !is_of_one_connection(&error) {
@@ -115,15 +125,34 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
                 }
             };
             let _ = stream.set_nodelay(true); // tokens are small, and Nagle's algorithm would delay them
-            let service = TowerToHyperService::new(router.clone());
+            let (place, router, most) = match Arc::clone(&connections).try_acquire_owned() {
+                Ok(place) => (place, router.clone(), None),
+                Err(_) => (last, overflow.clone(), Some(MOMENT)),
+            };
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(HEAD)
-                .serve_connection(TokioIo::new(stream), service);
+                .keep_alive(most.is_none())
+                .header_read_timeout(most.unwrap_or(HEAD.min(limits.time)))
+                .max_buf_size(BUFFER)
+                .serve_connection(
+                    Connection::new(Arc::clone(&stream), limits.time),
+                    TowerToHyperService::new(router),
+                );
             let connection = graceful.watch(connection);
             tokio::spawn(async move {
-                let _ = connection.await; // a broken connection concerns only its client
-                drop(permit);
+                let longest = async {
+                    match most {
+                        Some(most) => sleep(most).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    _ = connection => {} // a broken connection concerns only its client
+                    () = connection::left(&stream) => {} // dropping the connection ends what runs for it
+                    () = longest => {}
+                }
+                drop(place);
             });
         }
     };

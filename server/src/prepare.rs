@@ -1,79 +1,225 @@
 //! Parsed requests → prompts, and jobs for the worker.
 
+use super::account::Charge;
 use super::answer::Answers;
-use super::app::{App, blocking};
+use super::app::App;
 use super::error::ApiError;
 use super::grammar::Grammar;
-use super::images::{self, Pictures};
+use super::images::{Pictures, Source};
+use super::lanes::{self, Wanted};
 use super::request::{Raw, Tokenize, Wish};
 use super::worker::Job;
 use llguidance::Matcher;
 use qwen3_vl::batch::KeyedPrompt;
 use qwen3_vl::chat::{Message, Part};
+use qwen3_vl::preprocess::{ImagePlan, Picture, PictureHeader, image_patches};
 use qwen3_vl::sampling::Constraint;
 use qwen3_vl::{ControlTokens, Prompt, Sampling};
-use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::mpsc::unbounded_channel;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// The prompt of a conversation, and for each answer the grammar if it must be JSON.
+/// Bytes of memory that a byte of text takes while it is tokenised.
+const TOKENIZING: usize = 128;
+/// Bytes that a message takes in the template's form, besides its text.
+const MESSAGE: usize = 1024;
+/// Bytes that a picture's token takes while the text around it is tokenised.
+const PAD: usize = 256;
+/// Bytes of a prompt's token, and of its copy in each choice.
+const TOKEN: usize = 64;
+/// Bytes of a grammar, and of its copy in each choice.
+const GRAMMAR: usize = 1 << 20;
+/// Text is counted in pieces of this many bytes before it is tokenised as a whole.
+const PIECE: usize = 64 << 10;
+
+/// The prompts of a request, with what they are charged.
+pub(crate) struct Prepared {
+    prompts: Vec<KeyedPrompt>,
+    /// For each choice the grammar, if it must be JSON.
+    rules: Vec<Matcher>,
+    charge: Charge,
+}
+
+/// The files of a request's pictures, each with the path of its field.
+type Files = Vec<(Vec<u8>, String)>;
+
+/// Prepares a conversation. All that its texts and the headers of its pictures tell is checked before a picture is decoded.
 pub(crate) async fn chat(
     app: &Arc<App>,
     messages: Vec<Message>,
     pictures: Pictures,
-    schema: Option<Value>,
-    choices: usize,
-) -> Result<(KeyedPrompt, Vec<Matcher>)> {
-    let mut files = Vec::with_capacity(pictures.len());
-    for (param, source) in pictures {
-        let app = Arc::clone(app);
-        files.push(blocking(move || Ok((source.fetch(&param, &app.config.limits)?, param))).await?);
+    wish: &Wish,
+    charge: Charge,
+) -> Result<Prepared> {
+    let (files, mut charge) = fetched(app, pictures, charge).await?;
+    let (schema, choices, wish) = (wish.schema.clone(), wish.choices, wish.clone());
+    if schema.is_some() {
+        charge.grow(GRAMMAR * (choices + 1))?;
     }
-    prepared(app, move |app| {
-        let rules = match schema {
-            None => Vec::new(),
-            Some(schema) => {
-                let param = "response_format.json_schema.schema";
-                let rule = app.grammars()?.json(schema);
-                let rule = rule.map_err(|reason| ApiError::invalid(param, format!("{param}: {reason}")))?;
-                vec![rule; choices]
-            }
-        };
-        Ok((conversation(app, &messages, &files)?, rules))
-    })
-    .await
+    let limits = app.config.limits.clone();
+    let ((prompt, plans, files, rules), mut charge) =
+        outlined(app, messages, files, charge, move |app, prompt| {
+            room(app, prompt.ids.len(), &wish)?;
+            let Some(schema) = schema else { return Ok(Vec::new()) };
+            let param = "response_format.json_schema.schema";
+            let rule = app.grammars()?.json(schema);
+            let rule = rule.map_err(|reason| ApiError::invalid(param, format!("{param}: {reason}")))?;
+            Ok(vec![rule; choices])
+        })
+        .await?;
+    let patches: usize = plans.iter().map(|plan| plan.bytes).sum();
+    let kept = patches + TOKEN * prompt.ids.len() * (choices + 1) + rules.len() * GRAMMAR;
+    charge.grow(kept + plans.iter().map(|plan| plan.scratch).max().unwrap_or(0))?;
+    let same = Arc::clone(app);
+    let work = lanes::run(&app.lanes, charge, move |wanted, _| {
+        let (model, mut prompt) = (same.worker.model(), prompt);
+        for (file, param) in files {
+            wanted.check()?;
+            let picture = Picture::decode_while(&param, &file, limits.pixels, &|| wanted.is_so())?;
+            drop(file);
+            wanted.check()?;
+            prompt.patches.push(image_patches(&param, &picture, &model.processor.images)?);
+        }
+        Ok(KeyedPrompt::new_while(model, prompt, &|| wanted.is_so())?)
+    });
+    let (prompt, mut charge) = work.await?;
+    charge.shrink_to(kept);
+    Ok(Prepared { prompts: vec![prompt], rules, charge })
 }
 
-fn conversation(app: &App, messages: &[Message], files: &[(Vec<u8>, String)]) -> Result<KeyedPrompt> {
+/// The pictures' files. Each address is charged a whole body until its file is there.
+async fn fetched(app: &Arc<App>, pictures: Pictures, mut charge: Charge) -> Result<(Files, Charge)> {
+    let mut files = Vec::with_capacity(pictures.len());
+    for (param, source) in pictures {
+        if let Source::Here(file) = source {
+            files.push((file, param));
+            continue;
+        }
+        charge.grow(app.config.limits.body)?;
+        let most = app.config.limits.body;
+        let same = Arc::clone(app);
+        let (file, mut back) = lanes::aside(charge, move |wanted, _| {
+            Ok((source.fetch(&param, &same.config.limits, wanted)?, param))
+        })
+        .await?;
+        back.give_back(most - file.0.len().min(most));
+        charge = back;
+        files.push(file);
+    }
+    Ok((files, charge))
+}
+
+/// A conversation's tokens and the plans of its pictures, from their headers, with what `then` makes of them. Too long ones
+/// are refused.
+async fn outlined<T: Send + 'static>(
+    app: &Arc<App>,
+    messages: Vec<Message>,
+    files: Files,
+    mut charge: Charge,
+    then: impl FnOnce(&App, &Prompt) -> Result<T> + Send + 'static,
+) -> Result<((Prompt, Vec<ImagePlan>, Files, T), Charge)> {
     let texts = messages.iter().flat_map(|message| &message.content).map(|part| match part {
         Part::Text { text } => text.len(),
         Part::Image | Part::Video => 0,
     });
-    if texts.sum::<usize>() > app.longest_text {
+    let text: usize = texts.sum();
+    // a message has at least one token
+    if text > app.longest_text || messages.len() >= app.config.limits.context {
         return Err(too_long(app, "messages", "more tokens than fit"));
     }
-    let limits = &app.config.limits;
-    let visuals: Vec<_> =
-        files.iter().map(|(file, param)| images::decode(param, file, limits)).collect::<Result<_>>()?;
-    let processor = &app.worker.model().processor;
-    fits(app, "messages", processor.prepare_with(messages, &visuals, app.config.control_tokens)?)
+    let tokenizing = text * TOKENIZING + messages.len() * MESSAGE;
+    charge.grow(tokenizing)?;
+    let same = Arc::clone(app);
+    let work = lanes::run(&app.lanes, charge, move |wanted, charge| {
+        let (app, limits) = (&*same, &same.config.limits);
+        let processor = &app.worker.model().processor;
+        let plan = |(file, param): &(Vec<u8>, String)| {
+            wanted.check()?;
+            let header = PictureHeader::read(param, file, limits.pixels)?;
+            Ok(ImagePlan::new(param, header, &processor.images)?)
+        };
+        let plans = files.iter().map(plan).collect::<Result<Vec<_>>>()?;
+        let tokens = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.tokens));
+        if tokens >= limits.context {
+            return Err(too_long(app, "messages", &format!("{tokens} tokens of pictures")));
+        }
+        let texts = messages.iter().flat_map(|message| &message.content).filter_map(|part| match part {
+            Part::Text { text } => Some(&**text),
+            Part::Image | Part::Video => None,
+        });
+        fit(app, "messages", texts, wanted)?;
+        charge.grow(PAD * tokens)?;
+        let prompt = processor.outline(&messages, &plans, app.config.control_tokens)?;
+        fits(app, "messages", &prompt)?;
+        charge.give_back(PAD * tokens);
+        wanted.check()?;
+        let more = then(app, &prompt)?;
+        Ok((prompt, plans, files, more))
+    });
+    let (found, mut charge) = work.await?;
+    charge.give_back(tokenizing);
+    Ok((found, charge))
+}
+
+/// Refuses texts that have more than twice as many tokens as fit, before they are tokenised as a whole, which takes long and
+/// can't be ended. Cut texts have other tokens at the cuts, but not twice as many.
+fn fit<'a>(
+    app: &App,
+    param: &str,
+    texts: impl Iterator<Item = &'a str> + Clone,
+    wanted: &Wanted,
+) -> Result<()> {
+    if texts.clone().map(str::len).sum::<usize>() <= PIECE {
+        return Ok(());
+    }
+    let mut left = 2 * app.config.limits.context;
+    for mut text in texts {
+        while !text.is_empty() {
+            wanted.check()?;
+            let (piece, rest) = text.split_at(text.ceil_char_boundary(PIECE));
+            let tokens = app.worker.model().processor.tokenizer.encode_ordinary(piece)?.len();
+            left = left.checked_sub(tokens).ok_or_else(|| too_long(app, param, "more tokens than fit"))?;
+            text = rest;
+        }
+    }
+    Ok(())
 }
 
 /// Prompts without a template.
-pub(crate) async fn raw(app: &Arc<App>, prompts: Vec<Raw>) -> Result<Vec<KeyedPrompt>> {
-    prepared(app, move |app| {
-        let one = |prompt| fits(app, "prompt", text(app, prompt)?);
-        prompts.into_iter().map(one).collect()
-    })
-    .await
+pub(crate) async fn raw(
+    app: &Arc<App>,
+    prompts: Vec<Raw>,
+    wish: &Wish,
+    mut charge: Charge,
+) -> Result<Prepared> {
+    let one = |prompt: &Raw| match prompt {
+        Raw::Text(text) => text.len() * TOKENIZING,
+        Raw::Tokens(ids) => ids.len() * TOKEN,
+    };
+    charge.grow(prompts.iter().map(one).sum())?;
+    let (same, wish) = (Arc::clone(app), wish.clone());
+    let work = lanes::run(&app.lanes, charge, move |wanted, charge| {
+        let app = &*same;
+        let one = |prompt| {
+            let prompt = text(app, prompt, wanted)?;
+            fits(app, "prompt", &prompt)?;
+            room(app, prompt.ids.len(), &wish)?;
+            Ok(KeyedPrompt::new(app.worker.model(), prompt)?)
+        };
+        let prompts = prompts.into_iter().map(one).collect::<Result<Vec<_>>>()?;
+        let tokens: usize = prompts.iter().map(|prompt: &KeyedPrompt| prompt.prompt().ids.len()).sum();
+        charge.settle(TOKEN * tokens * (wish.choices + 1))?;
+        Ok(prompts)
+    });
+    let (prompts, charge) = work.await?;
+    Ok(Prepared { prompts, rules: Vec::new(), charge })
 }
 
-fn text(app: &App, prompt: Raw) -> Result<Prompt> {
+fn text(app: &App, prompt: Raw, wanted: &Wanted) -> Result<Prompt> {
     let ids = match prompt {
         Raw::Tokens(ids) => ids,
-        Raw::Text(text) => encode(app, &text, app.config.control_tokens)?,
+        Raw::Text(text) => encode(app, &text, app.config.control_tokens, wanted)?,
     };
     let vocabulary = app.worker.model().config().text.vocab_size;
     if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
@@ -87,10 +233,11 @@ fn text(app: &App, prompt: Raw) -> Result<Prompt> {
     Ok(Prompt { ids, positions, patches: Vec::new() })
 }
 
-fn encode(app: &App, text: &str, control_tokens: ControlTokens) -> Result<Vec<u32>> {
+fn encode(app: &App, text: &str, control_tokens: ControlTokens, wanted: &Wanted) -> Result<Vec<u32>> {
     if text.len() > app.longest_text {
         return Err(too_long(app, "prompt", "more tokens than fit"));
     }
+    fit(app, "prompt", std::iter::once(text), wanted)?;
     let tokenizer = &app.worker.model().processor.tokenizer;
     Ok(match control_tokens {
         ControlTokens::AsText => tokenizer.encode_ordinary(text)?,
@@ -98,38 +245,44 @@ fn encode(app: &App, text: &str, control_tokens: ControlTokens) -> Result<Vec<u3
     })
 }
 
-/// The tokens of a text or of a conversation.
-pub(crate) async fn tokens(app: &Arc<App>, wish: Tokenize) -> Result<Vec<u32>> {
+/// The tokens of a text or of a conversation, of whose pictures only the headers are read.
+pub(crate) async fn tokens(app: &Arc<App>, wish: Tokenize, mut charge: Charge) -> Result<(Vec<u32>, Charge)> {
     match wish {
         Tokenize::Chat { messages, pictures } => {
-            Ok(chat(app, messages, pictures, None, 1).await?.0.prompt().ids.clone())
+            let (files, charge) = fetched(app, pictures, charge).await?;
+            let ((prompt, ..), charge) = outlined(app, messages, files, charge, |_, _| Ok(())).await?;
+            Ok((prompt.ids, charge))
         }
         Tokenize::Text { text, parse_special } => {
-            prepared(app, move |app| {
-                let asked = if parse_special { ControlTokens::Recognized } else { app.config.control_tokens };
-                encode(app, &text, asked)
-            })
-            .await
+            charge.grow(text.len() * TOKENIZING)?;
+            let same = Arc::clone(app);
+            let work = move |wanted: &Wanted, _: &mut Charge| {
+                let asked =
+                    if parse_special { ControlTokens::Recognized } else { same.config.control_tokens };
+                encode(&same, &text, asked, wanted)
+            };
+            lanes::run(&app.lanes, charge, work).await
         }
     }
 }
 
-/// Runs work on a core of its own; permits bound how many run at a time.
-async fn prepared<T: Send + 'static>(
-    app: &Arc<App>,
-    work: impl FnOnce(&App) -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let _permit = app.preparing.acquire().await;
-    let app = Arc::clone(app);
-    blocking(move || work(&app)).await
+/// Checks that there is room for at least one token of an answer.
+fn fits(app: &App, param: &str, prompt: &Prompt) -> Result<()> {
+    match prompt.ids.len() < app.config.limits.context {
+        true => Ok(()),
+        false => Err(too_long(app, param, &format!("{} tokens", prompt.ids.len()))),
+    }
 }
 
-/// Checks that there is room for at least one token of an answer, and computes the prefix keys: here, where they delay no
-/// answer.
-fn fits(app: &App, param: &str, prompt: Prompt) -> Result<KeyedPrompt> {
-    match prompt.ids.len() < app.config.limits.context {
-        true => Ok(KeyedPrompt::new(app.worker.model(), prompt)?),
-        false => Err(too_long(app, param, &format!("{} tokens", prompt.ids.len()))),
+/// The room for an answer after a prompt of this many tokens, if it is as much as the request asks for.
+fn room(app: &App, tokens: usize, wish: &Wish) -> Result<usize> {
+    let room = app.config.limits.context - tokens;
+    match wish.max_tokens.filter(|&most| most > room) {
+        None => Ok(room),
+        Some(most) => Err(ApiError::too_long(
+            "max_tokens",
+            format!("max_tokens is {most}, and after the prompt's {tokens} tokens there is room for {room}"),
+        )),
     }
 }
 
@@ -139,24 +292,13 @@ fn too_long(app: &App, param: &str, found: &str) -> ApiError {
     ApiError::too_long(param, message)
 }
 
-/// Queues `choices` answers to each prompt.
-pub(crate) fn submit(
-    app: &App,
-    prompts: Vec<KeyedPrompt>,
-    wish: &Wish,
-    rules: Vec<Matcher>,
-) -> Result<Answers> {
-    let mut rules = rules.into_iter();
+/// Queues `choices` answers to each prompt. They share it, and its charge lasts as long as the last of them.
+pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<Answers> {
+    let Prepared { prompts, rules, charge } = prepared;
+    let (charge, mut rules) = (Arc::new(charge), rules.into_iter());
     let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
     for prompt in prompts {
-        let tokens = prompt.prompt().ids.len();
-        let room = app.config.limits.context - tokens;
-        if let Some(most) = wish.max_tokens.filter(|&most| most > room) {
-            let message = format!(
-                "max_tokens is {most}, and after the prompt's {tokens} tokens there is room for {room}"
-            );
-            return Err(ApiError::too_long("max_tokens", message));
-        }
+        let room = room(app, prompt.prompt().ids.len(), wish)?;
         for choice in 0..wish.choices {
             let sampling = &wish.options.sampling;
             let seed = sampling.seed.wrapping_add(choice as u64);
@@ -165,10 +307,17 @@ pub(crate) fn submit(
             options.max_new_tokens = wish.max_tokens.unwrap_or(wish.options.max_new_tokens).min(room);
             let constraint = rules.next().map(|rule| Box::new(Grammar(rule)) as Box<dyn Constraint>);
             let (events, receiver) = unbounded_channel();
-            jobs.push(Job { prompt: prompt.clone(), options, logprobs: wish.logprobs, constraint, events });
+            jobs.push(Job {
+                prompt: prompt.clone(),
+                options,
+                logprobs: wish.logprobs,
+                constraint,
+                events,
+                charge: Some(Arc::clone(&charge)),
+            });
             receivers.push(receiver);
         }
     }
     app.worker.submit(jobs)?;
-    Ok(Answers::new(receivers))
+    Ok(Answers::new(receivers, app))
 }

@@ -4,14 +4,15 @@
 //! no batch can be created, the replica is taken out of service, as after the loss of its device. So no answer waits for a
 //! dead thread.
 
-use super::worker::{Event, Failure, Job, Shared, Usage, Waiting};
+use super::account::Charge;
+use super::worker::{Event, Failure, Job, Shared, Usage, Waiting, Weight};
 use pascaline::{Device, Error, memory};
 use qwen3_vl::Qwen3Vl;
 use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};
 use qwen3_vl::sampling::Sampler;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Instant;
 use tokio::sync::mpsc::UnboundedSender;
@@ -52,7 +53,7 @@ impl Drop for End<'_> {
 /// The thread's state.
 struct Thread<'a> {
     index: usize,
-    /// `None` only while a new one replaces it.
+    /// `None` while a new one replaces it, and after none could be created.
     batch: Option<Batch<'a>>,
     options: BatchOptions,
     model: &'a Qwen3Vl,
@@ -66,23 +67,33 @@ struct Running {
     /// When it was taken; later, when its last token was sent.
     since: Instant,
     first: bool,
+    weight: Weight,
+    /// Dropped after the batch has dropped the prompt.
+    _charge: Option<Arc<Charge>>,
 }
 
 impl Thread<'_> {
     fn run(mut self) {
-        while let Some(jobs) = self.shared.next(self.index, self.running.len()) {
+        while let Some(jobs) = self.next() {
             for Waiting { job, since, .. } in jobs {
                 self.shared.metrics.queued.record(since.elapsed());
                 self.take(job);
             }
             // A bug in the computation of these answers is no reason to fail later ones.
             let metrics =
-                catch_unwind(AssertUnwindSafe(|| self.step())).unwrap_or_else(|_| self.begin_anew());
+                catch_unwind(AssertUnwindSafe(|| self.step())).unwrap_or_else(|_| self.restart_batch());
             self.shared.report(self.index, self.running.len(), metrics);
         }
     }
 
-    fn take(&mut self, Job { prompt, options, logprobs, constraint, events }: Job) {
+    fn next(&self) -> Option<Vec<Waiting>> {
+        let heavy = self.running.values().map(|job| job.weight).sum();
+        self.shared.next(self.index, self.running.len(), heavy)
+    }
+
+    fn take(&mut self, job: Job) {
+        let weight = job.weight();
+        let Job { prompt, options, logprobs, constraint, events, charge } = job;
         if events.is_closed() {
             return self.shared.metrics.left.add(1);
         }
@@ -93,11 +104,16 @@ impl Thread<'_> {
         }));
         let failure = match added {
             Ok(Ok(Some(id))) => {
-                self.running.insert(id, Running { events, since: Instant::now(), first: true });
+                let since = Instant::now();
+                self.running.insert(id, Running { events, since, first: true, weight, _charge: charge });
                 return;
             }
-            Ok(Ok(None)) | Err(_) => Failure::Panicked,
+            Ok(Ok(None)) => Failure::Panicked,
             Ok(Err(error)) => error.into(),
+            Err(_) => {
+                self.restart_batch(); // it may have been left half changed
+                Failure::Panicked
+            }
         };
         self.shared.metrics.failed.add(1);
         let _ = events.send(Event::Failed(failure)); // the client may have disconnected
@@ -123,7 +139,7 @@ impl Thread<'_> {
     }
 
     /// After a panic: fails all answers, and starts a new batch.
-    fn begin_anew(&mut self) -> batch::Metrics {
+    fn restart_batch(&mut self) -> batch::Metrics {
         let (old, model, options) = (self.batch.take(), self.model, self.options);
         // the old batch's memory is freed before the new one allocates
         let new = catch_unwind(AssertUnwindSafe(|| {
@@ -152,7 +168,7 @@ impl Thread<'_> {
                 let Some(job) = self.running.get_mut(&id) else { return };
                 let times = if job.first { &metrics.first_token } else { &metrics.next_token };
                 times.record(job.since.elapsed());
-                (job.since, job.first) = (Instant::now(), false);
+                (job.since, job.first, job.weight.unanswered) = (Instant::now(), false, 0);
                 metrics.generated_tokens.add(1);
                 let _ = job.events.send(Event::Token { id: token, text, logprobs }); // the next step notices a lost client
             }

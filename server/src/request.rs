@@ -68,10 +68,47 @@ pub(crate) enum Tokenize {
     Chat { messages: Vec<Message>, pictures: Pictures },
 }
 
-/// Parses a body as JSON.
-pub(crate) fn parse(body: &[u8]) -> Result<Value> {
-    serde_json::from_slice(body)
-        .map_err(|error| ApiError::malformed(format!("the body is not JSON: {error}")))
+/// What is left of a parsed body.
+pub(crate) trait Parsed: Sized + Send + 'static {
+    /// Bytes of memory that it takes.
+    fn bytes(&self) -> usize;
+}
+
+impl Parsed for Chat {
+    fn bytes(&self) -> usize {
+        bytes_of(&self.messages, &self.pictures)
+    }
+}
+
+impl Parsed for Completion {
+    fn bytes(&self) -> usize {
+        let one = |prompt: &Raw| match prompt {
+            Raw::Text(text) => text.len(),
+            Raw::Tokens(ids) => size_of_val(&ids[..]),
+        };
+        self.prompts.iter().map(one).sum()
+    }
+}
+
+impl Parsed for Tokenize {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text { text, .. } => text.len(),
+            Self::Chat { messages, pictures } => bytes_of(messages, pictures),
+        }
+    }
+}
+
+/// Bytes of a conversation, with what each of its allocations takes besides.
+fn bytes_of(messages: &[Message], pictures: &Pictures) -> usize {
+    const ALLOCATION: usize = 64;
+    let part = |part: &Part| match part {
+        Part::Text { text } => text.len() + ALLOCATION,
+        Part::Image | Part::Video => ALLOCATION,
+    };
+    let message = |message: &Message| message.content.iter().map(part).sum::<usize>() + 4 * ALLOCATION;
+    let file = |(param, source): &(String, Source)| source.bytes() + param.len() + 4 * ALLOCATION;
+    messages.iter().map(message).sum::<usize>() + pictures.iter().map(file).sum::<usize>()
 }
 
 impl Chat {
@@ -156,6 +193,16 @@ fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
         frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(usual.frequency_penalty),
         seed: 0,
     };
+    for (name, value, least, most) in [
+        ("presence_penalty", sampling.presence_penalty, -2.0, 2.0),
+        ("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0),
+        ("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0),
+    ] {
+        if fields.get(name).is_some() && !(least..=most).contains(&value) {
+            let message = format!("{name} is {value}; it may be from {least} to {most}");
+            return Err(ApiError::invalid(name, message));
+        }
+    }
     sampling.check()?;
     sampling.seed = fields.bits("seed")?.or(config.seed).unwrap_or_else(rand::random);
     let [old, new] = ["max_tokens", "max_completion_tokens"].map(|name| fields.whole(name, 1, usize::MAX));

@@ -1,5 +1,6 @@
 //! The response: complete JSON, or server-sent events while tokens are generated.
 
+use super::account::Charge;
 use super::answer::{Answer, Answers, Part};
 use super::app::App;
 use super::error::{ApiError, json_response};
@@ -37,7 +38,9 @@ pub(crate) async fn reply(
     deadline: Instant,
 ) -> Result<Response> {
     if !wish.stream {
-        let answers = timeout_at(deadline, collect(answers)).await.map_err(|_| app.too_slow())??;
+        let mut charge = app.account.open();
+        let answers =
+            timeout_at(deadline, collect(answers, &mut charge)).await.map_err(|_| app.too_slow())??;
         let tokenizer = &app.worker.model().processor.tokenizer;
         return Ok(json_response(StatusCode::OK, &shape.complete(&answers, wish.choices, tokenizer)));
     }
@@ -59,9 +62,16 @@ pub(crate) async fn reply(
     Ok((headers, Body::from_stream(Events(receiver))).into_response())
 }
 
-async fn collect(mut answers: Answers) -> Result<Vec<Answer>> {
+/// Bytes that a reported probability takes as JSON's fields.
+const LOGPROB: usize = 2048;
+
+/// The complete answers. The charge is that of the probabilities in them: there may be 20 to each token.
+async fn collect(mut answers: Answers, charge: &mut Charge) -> Result<Vec<Answer>> {
     let mut complete: Vec<Answer> = (0..answers.len()).map(|_| Answer::default()).collect();
     while let Some((at, part)) = answers.next().await.transpose()? {
+        if let Part::Token { logprobs: Some(logprobs), .. } = &part {
+            charge.grow((1 + logprobs.top.len()) * LOGPROB)?;
+        }
         complete[at].push(part);
     }
     Ok(complete)

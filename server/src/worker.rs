@@ -4,14 +4,16 @@
 //! sees only its events. A client that disconnects drops its receiver; its job then ends, and its pages are free, before
 //! the next step.
 
+use super::account::Charge;
 use super::balance::{self, Candidate};
 use super::metrics::{Gauges, Metrics, ReplicaGauges};
 use super::replica;
 use pascaline::Error;
-use qwen3_vl::batch::{self, BatchOptions, KeyedPrompt, Prefixes};
+use qwen3_vl::batch::{self, BatchOptions, KeyedPrompt, PAGE, Prefixes};
 use qwen3_vl::sampling::{Constraint, Logprobs};
 use qwen3_vl::{Options, Qwen3Vl, StopReason};
 use std::collections::VecDeque;
+use std::iter::Sum;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Instant;
 use std::{io, thread};
@@ -30,6 +32,8 @@ pub struct Job {
     pub constraint: Option<Box<dyn Constraint>>,
     /// The channel of its events. Sending never blocks; the answer's most tokens bound the channel's length.
     pub events: UnboundedSender<Event>,
+    /// The memory of its prompt, given back when the last job that shares it has ended.
+    pub charge: Option<Arc<Charge>>,
 }
 
 /// An event of an answer.
@@ -104,7 +108,7 @@ pub enum Refused {
     Lost(String),
 }
 
-/// A handle to the replicas. When the last one is dropped, their threads end after the current step.
+/// A handle to the replicas. When it is dropped, each of their threads ends as soon as no job runs on it.
 pub struct Worker {
     models: Vec<Arc<Qwen3Vl>>,
     shared: Arc<Shared>,
@@ -134,12 +138,60 @@ pub(crate) struct Waiting {
     replica: usize,
 }
 
+impl Job {
+    /// What it is as a heavy one: one job, and its prompt's tokens. Nothing if it is light.
+    pub(crate) fn weight(&self) -> Weight {
+        match self.charge.as_ref().is_some_and(|charge| !charge.is_light()) {
+            true => Weight { jobs: 1, tokens: self.prompt.prompt().ids.len(), unanswered: 1 },
+            false => Weight::default(),
+        }
+    }
+}
+
+/// Heavy jobs together. They take at most three quarters of the queue, and of a replica's places and pages: a short
+/// question does not wait for large pictures.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Weight {
+    pub jobs: usize,
+    pub tokens: usize,
+    /// Those that have no token of their answer yet. While light jobs are there, a replica computes one such prompt at a
+    /// time: a batch computes larger parts of prompts, and thus slower steps, while more wait for a token than have one.
+    pub unanswered: usize,
+}
+
+/// The most heavy prompts that a replica computes at a time without light jobs.
+const MAX_UNANSWERED: usize = 4;
+
+impl Weight {
+    /// Whether one more fits into three quarters of `most`. The first always does.
+    fn has_room(self, more: Self, most: Self) -> bool {
+        let fits = |used: usize, more: usize, most: usize| used + more <= most / 4 * 3;
+        let is_first = self.jobs == 0;
+        more.jobs == 0
+            || self.unanswered < most.unanswered
+                && (is_first
+                    || fits(self.jobs, more.jobs, most.jobs) && fits(self.tokens, more.tokens, most.tokens))
+    }
+}
+
+impl Sum for Weight {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |a, b| Self {
+            jobs: a.jobs + b.jobs,
+            tokens: a.tokens + b.tokens,
+            unanswered: a.unanswered + b.unanswered,
+        })
+    }
+}
+
 /// A replica's state as seen from other threads.
 struct Replica {
     device: String,
     /// Jobs that its thread has taken, and the most that it takes.
     taken: usize,
     most: usize,
+    /// Tokens that its pages have room for.
+    room: usize,
     batch: batch::Metrics,
     prefixes: Prefixes,
     /// Why its device can't be used, if so.
@@ -161,10 +213,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The jobs that replica `index`, which has taken `taken` already, is to compute now; blocks until there is one if
-    /// `taken` is 0. These are jobs queued for it, and jobs queued for a replica that is full or lost. `None` after the
+    /// The jobs that replica `index`, which has taken `taken` already, the heavy ones together `heavy`, is to compute now;
+    /// blocks until there is one if `taken` is 0. These are jobs queued for it, and jobs queued for a replica that is full
+    /// or lost. `None` after the
     /// replica's loss, and once the [`Worker`] is dropped.
-    pub fn next(&self, index: usize, taken: usize) -> Option<Vec<Waiting>> {
+    pub fn next(&self, index: usize, taken: usize, mut heavy: Weight) -> Option<Vec<Waiting>> {
         let mut state = self.state();
         loop {
             let State { waiting, replicas, closed } = &mut *state;
@@ -173,12 +226,17 @@ impl Shared {
             }
             replicas[index].taken = taken;
             let mut jobs = Vec::new();
+            let has_light = taken > heavy.jobs || waiting.iter().any(|at| at.job.weight().jobs == 0);
+            let unanswered = if has_light { 1 } else { MAX_UNANSWERED };
             for at in std::mem::take(waiting) {
                 let other = &replicas[at.replica];
                 let is_for_it = at.replica == index || other.is_full() || other.is_lost();
-                match is_for_it && !replicas[index].is_full() {
+                let Replica { most, room, .. } = replicas[index];
+                let (weight, most) = (at.job.weight(), Weight { jobs: most, tokens: room, unanswered });
+                match is_for_it && !replicas[index].is_full() && heavy.has_room(weight, most) {
                     true => {
                         replicas[index].taken += 1;
+                        heavy = [heavy, weight].into_iter().sum();
                         jobs.push(at);
                     }
                     false => waiting.push_back(at),
@@ -195,6 +253,12 @@ impl Shared {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    fn forget_left(&self, waiting: &mut VecDeque<Waiting>) {
+        let before = waiting.len();
+        waiting.retain(|at| !at.job.events.is_closed());
+        self.metrics.left.add(before - waiting.len());
     }
 
     /// Records the state of replica `index`.
@@ -257,6 +321,7 @@ impl Worker {
             device: model.devices().map(ToString::to_string).collect::<Vec<_>>().join("+"),
             taken: 0,
             most: options.max_sequences.max(1),
+            room: options.pages * PAGE,
             batch: batch::Metrics::default(),
             prefixes: Prefixes::default(),
             lost: None,
@@ -304,12 +369,17 @@ impl Worker {
             Health::Lost(reason) => return Err(Refused::Lost(reason.clone())),
         }
         let State { waiting, replicas, .. } = &mut *state;
-        if waiting.len() + jobs.len() > self.shared.limit {
-            let before = waiting.len();
-            waiting.retain(|at| !at.job.events.is_closed());
-            self.shared.metrics.left.add(before - waiting.len());
+        let limit = self.shared.limit;
+        let is_full = |waiting: &VecDeque<Waiting>| {
+            let [queued, more]: [Weight; 2] =
+                [waiting.iter().map(|at| at.job.weight()).sum(), jobs.iter().map(Job::weight).sum()];
+            let most = Weight { jobs: limit, tokens: usize::MAX, unanswered: usize::MAX };
+            waiting.len() + jobs.len() > limit || !queued.has_room(more, most)
+        };
+        if is_full(waiting) {
+            self.shared.forget_left(waiting);
         }
-        if waiting.len() + jobs.len() > self.shared.limit {
+        if is_full(waiting) {
             self.shared.metrics.refused.add(1);
             return Err(Refused::QueueFull(waiting.len()));
         }
@@ -329,6 +399,11 @@ impl Worker {
         }
         self.shared.changed.notify_all();
         Ok(())
+    }
+
+    /// Drops waiting jobs whose client has left: their memory and their places are free at once.
+    pub fn forget_left(&self) {
+        self.shared.forget_left(&mut self.shared.state().waiting);
     }
 
     /// Accepts no jobs any more; waiting and running ones are finished.

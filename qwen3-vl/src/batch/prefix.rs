@@ -5,8 +5,8 @@ use crate::model::{Qwen3Vl, clip};
 use crate::preprocess::Patches;
 use crate::processor::Prompt;
 use crate::text::ImageRun;
-use pascaline::Result;
 use pascaline::ops::PAGE;
+use pascaline::{Error, Result};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -17,22 +17,32 @@ pub(super) type Key = u128;
 
 /// The hash of what `write` writes.
 fn key_of(write: impl Fn(&mut dyn Hasher)) -> Key {
-    static STATES: LazyLock<[RandomState; 2]> = LazyLock::new(Default::default);
-    let half = |state: &RandomState| {
-        let mut hasher = state.build_hasher();
-        write(&mut hasher);
-        u128::from(hasher.finish())
-    };
-    half(&STATES[0]) << 64 | half(&STATES[1])
+    let mut hashers = hashers();
+    hashers.iter_mut().for_each(|hasher| write(hasher));
+    finish(&hashers)
 }
 
-/// The hash of an image's contents.
-fn digest(patches: &Patches) -> Key {
-    let bytes: &[u8] = bytemuck::cast_slice(&patches.values);
-    key_of(|mut hasher| {
-        patches.grid.hash(&mut hasher);
-        hasher.write(bytes);
-    })
+/// Hashers of a key's two halves.
+fn hashers() -> [impl Hasher; 2] {
+    static STATES: LazyLock<[RandomState; 2]> = LazyLock::new(Default::default);
+    STATES.each_ref().map(BuildHasher::build_hasher)
+}
+
+fn finish([high, low]: &[impl Hasher; 2]) -> Key {
+    u128::from(high.finish()) << 64 | u128::from(low.finish())
+}
+
+/// The hash of an image's contents: hundreds of megabytes, if it is large.
+fn digest(patches: &Patches, goes_on: &dyn Fn() -> bool) -> Result<Key> {
+    let mut hashers = hashers();
+    hashers.iter_mut().for_each(|hasher| patches.grid.hash(hasher));
+    for values in patches.values.chunks(1 << 20) {
+        if !goes_on() {
+            return Err(Error::Prompt { reason: "it is no longer wanted".into() });
+        }
+        hashers.iter_mut().for_each(|hasher| hasher.write(bytemuck::cast_slice(values)));
+    }
+    Ok(finish(&hashers))
 }
 
 /// The key of the full page of `ids` after those that have `keys`. `runs` are the image tokens among the ids, and `digests`
@@ -49,10 +59,11 @@ pub(super) fn page_key(keys: &[Key], ids: &[u32], runs: &[ImageRun], digests: &[
     key_of(|mut hasher| page.hash(&mut hasher))
 }
 
-/// A prompt with the keys of its prefixes. All batches of a process have the same key for the same prefix.
+/// A prompt with the keys of its prefixes. All batches of a process have the same key for the same prefix. Clones share the
+/// prompt and its patches.
 #[derive(Clone, Debug)]
 pub struct KeyedPrompt {
-    pub(super) prompt: Prompt,
+    pub(super) prompt: Arc<Prompt>,
     /// The runs of image tokens.
     pub(super) runs: Vec<ImageRun>,
     /// Of the images.
@@ -65,16 +76,25 @@ impl KeyedPrompt {
     /// Computes the keys, for batches of this model or of others with the same weights.
     ///
     /// # Errors
-    /// [`Error::Prompt`](pascaline::Error::Prompt) if the image tokens are not those of the images.
+    /// [`Error::Prompt`] if the image tokens are not those of the images.
     pub fn new(model: &Qwen3Vl, prompt: Prompt) -> Result<Self> {
+        Self::new_while(model, prompt, &|| true)
+    }
+
+    /// As [`new`](Self::new), for as long as `goes_on` says so.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and [`Error::Prompt`] when `goes_on` ends it.
+    pub fn new_while(model: &Qwen3Vl, prompt: Prompt, goes_on: &dyn Fn() -> bool) -> Result<Self> {
         let runs = model.prompt_runs(&prompt)?;
-        let digests: Vec<_> = prompt.patches.iter().map(digest).collect();
+        let digests =
+            prompt.patches.iter().map(|patches| digest(patches, goes_on)).collect::<Result<Vec<_>>>()?;
         let full = pages_of(prompt.ids.len()).saturating_sub(1);
         let mut keys = Vec::with_capacity(full);
         while keys.len() < full {
             keys.push(page_key(&keys, &prompt.ids, &runs, &digests));
         }
-        Ok(Self { prompt, runs, digests, keys })
+        Ok(Self { prompt: Arc::new(prompt), runs, digests, keys })
     }
 
     /// The prompt.
@@ -137,7 +157,7 @@ mod tests {
             patches: Vec::new(),
         };
         let keys = vec![1, 2, 3];
-        let prompt = KeyedPrompt { prompt, runs: Vec::new(), digests: Vec::new(), keys };
+        let prompt = KeyedPrompt { prompt: Arc::new(prompt), runs: Vec::new(), digests: Vec::new(), keys };
         let prefixes = Prefixes::default();
         let other_thread = prefixes.clone();
         assert_eq!(other_thread.tokens_held(&prompt), 0);

@@ -6,13 +6,14 @@ use super::pages::{Pages, pages_of};
 use super::prefix::{Key, KeyedPrompt, page_key};
 use crate::generate::{Options, Output, Statistics, StopReason, first_position, rate};
 use crate::model::{Qwen3Vl, clip};
-use crate::preprocess::Patches;
+use crate::processor::Prompt;
 use crate::sampling::Sampler;
 use crate::stream::TextStream;
 use crate::text::ImageRun;
-use crate::vision::{Seeing, VisionOutput};
+use crate::vision::{VisionOutput, VisionProgress};
 use pascaline::ops::PAGE;
 use pascaline::{Error, Result};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A request. `ids` holds its prompt and its answer so far, so it can be computed again after preemption.
@@ -26,17 +27,17 @@ pub(super) struct Sequence<'m> {
     /// Keys of the full pages of `ids`, as far as computed.
     keys: Vec<Key>,
     prompt_len: usize,
-    /// The positions of the prompt's tokens, and that of the first token after them.
-    axes: Vec<[u32; 3]>,
+    /// The prompt, which the choices of a request share.
+    prompt: Arc<Prompt>,
+    /// The position of the first token after it.
     first: u32,
     /// The runs of image tokens, counted from the start of the prompt.
     runs: Vec<ImageRun>,
-    patches: Vec<Patches>,
     digests: Vec<Key>,
     /// Embeddings of images that are still needed.
     outputs: Vec<Option<VisionOutput>>,
     /// The image that is in the vision tower, and its index.
-    seeing: Option<(usize, Seeing)>,
+    progress: Option<(usize, VisionProgress)>,
     pub sampler: Sampler,
     stream: TextStream<'m>,
     eos: Vec<u32>,
@@ -90,17 +91,16 @@ impl<'m> Sequence<'m> {
         Ok(Self {
             id,
             prompt_len: prompt.ids.len(),
-            ids: prompt.ids,
+            ids: prompt.ids.clone(),
             computed: 0,
             pages: Vec::new(),
             keys,
-            axes: prompt.positions.axes,
             first,
             runs,
             digests,
             outputs: vec![None; prompt.patches.len()],
-            patches: prompt.patches,
-            seeing: None,
+            prompt,
+            progress: None,
             sampler,
             stream: TextStream::new(&model.processor.tokenizer, &options.stop),
             eos,
@@ -136,7 +136,7 @@ impl<'m> Sequence<'m> {
     /// The positions of token `i` on the three axes.
     pub fn position(&self, i: usize) -> [u32; 3] {
         let after = || [self.first + (i - self.prompt_len) as u32; 3];
-        self.axes.get(i).copied().unwrap_or_else(after)
+        self.prompt.positions.axes.get(i).copied().unwrap_or_else(after)
     }
 
     /// The row of the pool for token `i`'s keys and values. The page must be allocated.
@@ -198,7 +198,7 @@ impl<'m> Sequence<'m> {
         pages.release(&self.pages);
         self.pages.clear();
         self.computed = 0;
-        self.seeing = None;
+        self.progress = None;
     }
 
     /// Counts computed tokens, and records the contents of the pages that they filled.
@@ -219,7 +219,7 @@ impl<'m> Sequence<'m> {
 
     /// How many of the next `count` tokens can be computed now: those before the first image without embeddings. At most
     /// one image runs through the vision tower in a step, perhaps only some of the blocks.
-    pub fn see(
+    pub fn encode_image(
         &mut self,
         model: &Qwen3Vl,
         images: &mut Images,
@@ -235,17 +235,17 @@ impl<'m> Sequence<'m> {
                 if vision.passed.is_some() {
                     return Ok(run.start);
                 }
-                let patches = &self.patches[run.output];
+                let patches = &self.prompt.patches[run.output];
                 let of_block = patches.grid[1..].iter().product::<usize>().max(1);
                 let blocks = (vision.most / of_block).max(1);
-                let begun = self.seeing.take().filter(|(image, _)| *image == run.output);
-                let mut seeing = begun.map_or_else(Seeing::default, |(_, seeing)| seeing);
-                let before = seeing.passed;
+                let begun = self.progress.take().filter(|(image, _)| *image == run.output);
+                let mut progress = begun.map_or_else(VisionProgress::default, |(_, progress)| progress);
+                let before = progress.passed;
                 vision.passed = Some(0);
-                let output = model.see_on(patches, &mut seeing, blocks)?;
-                vision.passed = Some((seeing.passed - before).saturating_mul(of_block));
+                let output = model.encode_image_on(patches, &mut progress, blocks)?;
+                vision.passed = Some((progress.passed - before).saturating_mul(of_block));
                 let Some(output) = output else {
-                    self.seeing = Some((run.output, seeing));
+                    self.progress = Some((run.output, progress));
                     return Ok(run.start);
                 };
                 images.put(key, &output);

@@ -288,6 +288,10 @@ fn what_is_wrong_is_named() {
         (with(ok(), json!({ "presence_penalty": [] })), "presence_penalty"),
         (with(ok(), json!({ "frequency_penalty": "x" })), "frequency_penalty"),
         (with(ok(), json!({ "repetition_penalty": 0 })), "repetition_penalty"),
+        (with(ok(), json!({ "repetition_penalty": 5e-324 })), "repetition_penalty"),
+        (with(ok(), json!({ "repetition_penalty": 1e300 })), "repetition_penalty"),
+        (with(ok(), json!({ "presence_penalty": -1e308 })), "presence_penalty"),
+        (with(ok(), json!({ "frequency_penalty": 2.01 })), "frequency_penalty"),
         (with(ok(), json!({ "seed": 1.5 })), "seed"),
         (with(ok(), json!({ "stop": 5 })), "stop"),
         (with(ok(), json!({ "stop": ["a", 5] })), "stop[1]"),
@@ -393,9 +397,11 @@ fn a_full_queue_refuses() {
     server.wait_for("pascaline_requests_waiting", 1);
     let (status, answer) = server.post(CHAT, &question("Hi"));
     assert_eq!((status, &answer["error"]["type"]), (429, &json!("rate_limit_error")), "{answer}");
-    // whoever leaves makes room
-    drop((first, second));
+    // whoever leaves makes room, at once
+    drop(second);
     server.wait_for("pascaline_requests_waiting", 0);
+    assert_eq!(server.metric("pascaline_requests_running"), 1);
+    drop(first);
     server.wait_for("pascaline_requests_running", 0);
     assert_eq!(server.post(CHAT, &question("Hi")).0, 200);
     assert_eq!(server.metric("pascaline_requests_total{outcome=\"left\"}"), 2);
@@ -479,6 +485,11 @@ fn only_who_has_the_key_is_answered() {
     }
     let (status, answer) = server.post(CHAT, &question("Hi"));
     assert_eq!((status, &answer["error"]["code"]), (401, &json!("invalid_api_key")));
+    let other = Server::start(Config { api_key: Some("schlüssel".into()), ..config() });
+    for (key, status) in [("schlüssel", "200"), ("schluessel", "401")] {
+        let answer = other.send(&format!("GET /v1/models HTTP/1.0\r\nAuthorization: Bearer {key}\r\n\r\n"));
+        assert!(answer.starts_with(&format!("HTTP/1.0 {status}")), "{answer}");
+    }
     assert_eq!(server.get("/metrics").0, 401);
     assert_eq!(server.get("/health").0, 200);
     assert_eq!(server.get("/").0, 200);
@@ -486,9 +497,13 @@ fn only_who_has_the_key_is_answered() {
 
 #[test]
 fn other_pages_read_answers_only_if_they_may() {
-    let allowed = |server: &Server, origin: &str| {
-        let response = ureq::get(&server.url("/health")).set("Origin", origin).call().unwrap();
-        response.header("access-control-allow-origin").map(str::to_owned)
+    let allowed = |server: &Server, origin: &str| match ureq::get(&server.url("/health"))
+        .set("Origin", origin)
+        .call()
+    {
+        Ok(response) => response.header("access-control-allow-origin").map(str::to_owned),
+        Err(ureq::Error::Status(403, _)) => None,
+        Err(error) => panic!("{error}"),
     };
     assert_eq!(allowed(&SERVER, "https://chat.example"), None);
     let server = Server::start(Config { cors_origins: vec!["https://chat.example".into()], ..config() });

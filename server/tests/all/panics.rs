@@ -49,7 +49,7 @@ fn job(worker: &Worker, bug: Bug) -> (Job, UnboundedReceiver<Event>) {
     let prompt = model.processor.prepare(&[user_turn(&[], "Hello")], &[]).unwrap();
     let (prompt, (events, receiver)) = (KeyedPrompt::new(model, prompt).unwrap(), unbounded_channel());
     let options = Options { max_new_tokens: 1000, stop_at_eos: false, ..Options::default() };
-    (Job { prompt, options, logprobs: None, constraint: Some(Box::new(bug)), events }, receiver)
+    (Job { prompt, options, logprobs: None, constraint: Some(Box::new(bug)), events, charge: None }, receiver)
 }
 
 /// The answer's end.
@@ -113,12 +113,23 @@ fn answers_that_run_end_and_others_come() {
         assert_eq!(server.chat(&small)["choices"], expected, "after it, on {device}");
 
         // also where no token is computed
-        let (job, mut events) = job(&worker, Bug::AtItsEnd);
-        worker.submit(vec![job]).unwrap();
+        let (ending, mut events) = job(&worker, Bug::AtItsEnd);
+        worker.submit(vec![ending]).unwrap();
         assert!(matches!(events.blocking_recv(), Some(Event::Token { .. })));
         drop(events);
         server.wait_for("pascaline_requests_total{outcome=\"failed\"}", 4);
         assert_eq!(server.chat(&small)["choices"], expected, "after the other, on {device}");
+        // and where a job is taken: the batch may have been left half changed, so that what runs ends too
+        let (running, mut others) = job(&worker, Bug::AtToken(usize::MAX));
+        worker.submit(vec![running]).unwrap();
+        assert!(matches!(others.blocking_recv(), Some(Event::Token { .. })));
+        let (mut refused, mut events) = job(&worker, Bug::AtItsEnd);
+        refused.options.sampling.top_p = 0.0;
+        worker.submit(vec![refused]).unwrap();
+        assert!(matches!(end(&mut events), Event::Failed(Failure::Panicked)));
+        assert!(matches!(end(&mut others), Event::Failed(Failure::Panicked)));
+        assert_eq!(server.chat(&small)["choices"], expected, "after the third, on {device}");
+
         let (status, health) = server.get("/health");
         let health: Value = serde_json::from_str(&health).unwrap();
         assert_eq!((status, &health["status"]), (200, &json!("ok")));

@@ -5,13 +5,15 @@ use crate::common::{PATIENCE, Server, config, question, read_until};
 use pascaline_server::{Config, End};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
+/// The memory that is charged to requests.
+const USED: &str = "pascaline_request_memory_bytes{state=\"used\"}";
 
 fn long(stream: bool) -> String {
     let fields = json!({ "max_tokens": 4000, "ignore_eos": true, "stream": stream });
@@ -24,8 +26,10 @@ fn long(stream: bool) -> String {
 fn an_answer_ends_when_its_client_leaves() {
     in_own_process!();
     let server = Server::start(config());
-    for stream in [true, false] {
+    for (stream, more) in [(true, ""), (false, ""), (false, "x"), (true, "GET / HTTP/1.1\r\n")] {
         let mut connection = server.raw(CHAT, &long(stream));
+        // bytes of a next request do not hide that it leaves
+        connection.write_all(more.as_bytes()).unwrap();
         if stream {
             read_until(&mut connection, "data: ");
         } else {
@@ -34,8 +38,9 @@ fn an_answer_ends_when_its_client_leaves() {
         drop(connection);
         server.wait_for("pascaline_requests_running", 0);
     }
-    assert_eq!(server.metric("pascaline_requests_total{outcome=\"left\"}"), 2);
+    assert_eq!(server.metric("pascaline_requests_total{outcome=\"left\"}"), 4);
     assert_eq!(server.metric("pascaline_requests_total{outcome=\"finished\"}"), 0);
+    server.wait_for(USED, 0);
 }
 
 #[test]

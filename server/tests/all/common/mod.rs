@@ -1,6 +1,8 @@
 //! A server in this process, and requests to it.
 #![allow(dead_code)] // not all tests need all of it
 
+#[path = "../../../../tests/all/common/extent.rs"]
+pub mod extent;
 #[path = "../../../../tests/all/common/process.rs"]
 pub mod process;
 
@@ -39,6 +41,7 @@ pub fn config() -> Config {
         control_tokens: ControlTokens::AsText,
         api_key: None,
         cors_origins: Vec::new(),
+        allowed_hosts: Vec::new(),
         grace: PATIENCE,
     }
 }
@@ -133,13 +136,23 @@ impl Server {
         }
     }
 
+    /// Sends bytes as they are and reads the answer up to the connection's end.
+    pub fn send(&self, request: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
+    }
+
     /// Sends a request as bytes and gives the connection.
     pub fn raw(&self, path: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         let length = body.len();
         let head = format!(
-            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).expect("it reads");
         stream
@@ -184,6 +197,21 @@ pub fn read_until(stream: &mut TcpStream, text: &str) -> String {
 /// A request with one message.
 pub fn question(text: &str) -> Value {
     json!({ "model": "tiny", "messages": [{ "role": "user", "content": text }] })
+}
+
+/// A data URL of a PNG of one colour: large, and a small file.
+pub fn plain_picture(side: u32) -> String {
+    use base64::Engine;
+    let mut file = std::io::Cursor::new(Vec::new());
+    image::RgbImage::new(side, side).write_to(&mut file, image::ImageFormat::Png).expect("a PNG");
+    format!("data:image/png;base64,{}", base64::engine::general_purpose::STANDARD.encode(file.into_inner()))
+}
+
+/// A message of these pictures.
+pub fn shown(pictures: &[String]) -> Value {
+    let parts: Vec<Value> =
+        pictures.iter().map(|url| json!({ "type": "image_url", "image_url": url })).collect();
+    json!({ "messages": [{ "role": "user", "content": parts }] })
 }
 
 /// A data URL of a PNG of these colours.

@@ -1,0 +1,160 @@
+//! Request bodies as JSON values. Fields that no route knows are skipped, not built, and every value that is built is
+//! charged before it is there: `[[],[],…` takes more than a hundred times its own bytes.
+
+use super::account::{Charge, Full};
+use super::error::ApiError;
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use std::fmt;
+
+/// The fields that a route reads, at whatever depth.
+const KNOWN: [&str; 38] = [
+    "best_of",
+    "content",
+    "echo",
+    "frequency_penalty",
+    "functions",
+    "ignore_eos",
+    "image_url",
+    "include_usage",
+    "json_schema",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "min_p",
+    "modalities",
+    "model",
+    "n",
+    "parse_special",
+    "presence_penalty",
+    "prompt",
+    "repetition_penalty",
+    "response_format",
+    "role",
+    "schema",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "suffix",
+    "temperature",
+    "text",
+    "tools",
+    "top_k",
+    "top_logprobs",
+    "top_p",
+    "type",
+    "url",
+];
+/// Fields whose values have names of the client's own.
+const WHOLE: [&str; 2] = ["logit_bias", "schema"];
+
+/// Bytes that a value takes in the list or object that holds it, which may have grown to twice its size.
+const VALUE: usize = 2 * size_of::<Value>();
+/// Bytes that an object with fields takes besides them.
+const OBJECT: usize = 512;
+
+/// Parses a body. The charge grows by what its values take.
+pub(crate) fn parse(body: &[u8], charge: &mut Charge) -> Result<Value, ApiError> {
+    let mut full = None;
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let found = Build { charge, full: &mut full, whole: false }.deserialize(&mut json);
+    let found = found.and_then(|value| json.end().map(|()| value));
+    match (found, full) {
+        (_, Some(full)) => Err(full.into()),
+        (Ok(value), None) => Ok(value),
+        (Err(error), None) => Err(ApiError::malformed(format!("the body is not JSON: {error}"))),
+    }
+}
+
+/// Builds a value.
+struct Build<'a> {
+    charge: &'a mut Charge,
+    /// Why there was no more memory, if so.
+    full: &'a mut Option<Full>,
+    /// Whether fields with unknown names are built too.
+    whole: bool,
+}
+
+impl Build<'_> {
+    fn inner(&mut self, whole: bool) -> Build<'_> {
+        Build { charge: self.charge, full: self.full, whole }
+    }
+
+    fn pay<E: Error>(&mut self, bytes: usize) -> Result<(), E> {
+        self.charge.grow(bytes).map_err(|full| {
+            *self.full = Some(full);
+            E::custom("there is no memory for it")
+        })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Build<'_> {
+    type Value = Value;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Value, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Build<'_> {
+    type Value = Value;
+
+    fn expecting(&self, text: &mut fmt::Formatter) -> fmt::Result {
+        text.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E: Error>(mut self, text: &str) -> Result<Value, E> {
+        self.pay(text.len())?;
+        Ok(text.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        let whole = self.whole;
+        while let Some(value) = list.next_element_seed(self.inner(whole))? {
+            // room for four is made at once
+            self.pay(if values.is_empty() { 4 * VALUE } else { VALUE })?;
+            values.push(value);
+        }
+        Ok(Value::Array(values))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut fields: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            if !self.whole && !KNOWN.contains(&&*name) {
+                fields.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let fixed = if map.is_empty() { OBJECT } else { 0 };
+            self.pay(fixed + 2 * (name.len() + size_of::<String>()) + VALUE)?;
+            let whole = self.whole || WHOLE.contains(&&*name);
+            let value = fields.next_value_seed(self.inner(whole))?;
+            map.insert(name, value);
+        }
+        Ok(Value::Object(map))
+    }
+}
