@@ -10,6 +10,7 @@ use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
 use super::measure::{Clock, Way};
+use super::model::LoadArgs;
 use super::screen::{Screen, Style};
 use super::table;
 use pascaline::DType;
@@ -23,7 +24,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Checks each case against the reference, then times it: our kernels, the baseline kernel that users would write, and on
+/// Checks each case against the reference, then times it: our kernels, for sparse attention the dense ones, and on
 /// request cuBLAS, in turn.
 ///
 /// Times are of single runs with cold caches; on a GPU by device events.
@@ -110,7 +111,7 @@ pub(super) const VIRTUAL: Budget =
 
 impl Budget {
     /// `None` for a GPU.
-    pub fn of(device: &Device) -> Option<&'static Self> {
+    pub fn for_device(device: &Device) -> Option<&'static Self> {
         match device {
             Device::Cpu => Some(&CPU),
             Device::Cuda(_) => is_virtual().then_some(&VIRTUAL),
@@ -189,9 +190,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(model) = &args.of_model.model {
         return bench_model::run(args, model);
     }
-    if args.of_model.devices.are_given() {
+    if args.of_model.load != LoadArgs::default() {
         return Err(Failure::Usage(
-            "--devices, --split, --split-mode and --between go with --model".to_owned(),
+            "--devices, --dtype and the other options for loading a model go with --model".to_owned(),
         ));
     }
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
@@ -205,13 +206,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             return Err(Failure::Usage("cuBLAS needs a real GPU; add `--device cuda`".into()));
         }
     };
-    let environment = Environment::of(&device);
+    let environment = Environment::new(&device);
     screen.text(&environment.line(), Style::Heading)?;
     if let Some(reason) = reason {
         screen.faint(&format!("taken because {reason}"))?;
     }
 
-    let budget = if args.all { None } else { Budget::of(&device) };
+    let budget = if args.all { None } else { Budget::for_device(&device) };
     let (chosen, left_out): (Vec<_>, Vec<_>) =
         cases.into_iter().partition(|case| budget.is_none_or(|budget| budget.covers(case.as_ref())));
     let chosen = grouped(chosen);
@@ -302,10 +303,10 @@ impl Bench {
     /// Measures the ceilings that these cases need.
     pub fn new(device: Device, cases: &[Box<dyn Case>], cublas: Option<Cublas>) -> Result<Self> {
         let mut clock = Clock::new(&device)?;
-        let bound = |bound| cases.iter().any(|case| Bound::of(case.as_ref()) == bound);
+        let bound = |bound| cases.iter().any(|case| Bound::new(case.as_ref()) == bound);
         let needs =
             Needs { memory: bound(Bound::Memory), compute: bound(Bound::Compute), dp4a: bound(Bound::Dp4a) };
-        let ceilings = Ceilings::of(&device, needs, &mut clock)?;
+        let ceilings = Ceilings::measure(&device, needs, &mut clock)?;
         let pacer = Pacer::new(&device);
         let in_table = pascaline_testing::cases();
         let cases_in_table = in_table.iter().filter(|case| case.purpose() == Purpose::Bench).count();
@@ -420,7 +421,7 @@ impl Bench {
         row.clock_mhz = self.pacer.since(begun).map(|held| held.clock_mhz[0]);
         if let Some(times) = times.next() {
             row.timed(case, bytes, times, &self.ceilings);
-            if Bound::of(case) == Bound::Memory
+            if Bound::new(case) == Bound::Memory
                 && let Some(copy) = self.copies.time(&self.device, bytes, &mut self.clock)?
             {
                 row.same_size_percent = Some(100.0 * copy.as_secs_f64() / times.median.as_secs_f64());

@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let report = args.select.output.report()?;
     let mut screen = args.select.output.screen();
-    let environment = Environment::of(&Device::Cuda(device.clone()));
+    let environment = Environment::new(&Device::Cuda(device.clone()));
     screen.text(&environment.line(), Style::Heading)?;
     if is_virtual() {
         screen.faint("a virtual GPU's times are not judged")?;
@@ -232,7 +232,8 @@ fn held_by_driver(device: &CudaDevice, sizes: &[usize]) -> Result<usize> {
     let blocks: Vec<_> =
         sizes.iter().map(|&bytes| Ok((memory.allocate(bytes, &stream)?, bytes))).collect::<Result<_>>()?;
     let (after, _) = device.memory_info()?;
-    blocks.into_iter().try_for_each(|(address, bytes)| memory.free(address, bytes, &stream))?;
+    // SAFETY: allocated above, and no work uses them.
+    blocks.into_iter().try_for_each(|(address, bytes)| unsafe { memory.free(address, bytes, &stream) })?;
     Ok(before - after)
 }
 
@@ -249,11 +250,13 @@ fn peak_of_plain(device: &CudaDevice, trace: &[Entry]) -> Result<usize> {
             }
             Entry::Free { block, .. } => {
                 let (address, bytes) = live.remove(&block).unwrap_or_default();
-                memory.free(address, bytes, &stream)?;
+                // SAFETY: allocated by an earlier entry, and no work uses it.
+                unsafe { memory.free(address, bytes, &stream) }?;
             }
         }
     }
-    live.into_values().try_for_each(|(address, bytes)| memory.free(address, bytes, &stream))?;
+    // SAFETY: allocated above, and no work uses them.
+    live.into_values().try_for_each(|(address, bytes)| unsafe { memory.free(address, bytes, &stream) })?;
     Ok(before - least)
 }
 

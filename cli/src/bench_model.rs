@@ -2,10 +2,9 @@
 //! repeated runs. Tests have llama-bench's names, so that the results can be compared side by side.
 
 use super::bench::Args;
-use super::devices::DevicesArgs;
 use super::environment::Environment;
 use super::failure::Failure;
-use super::model::{ModelArgs, WeightType, Work, cache_formats};
+use super::model::{LoadArgs, ModelArgs, Work};
 use super::screen::{Screen, Style};
 use super::table::{Column, Table};
 use clap::ValueEnum;
@@ -30,39 +29,8 @@ pub(super) struct ModelBench {
     #[arg(long, value_name = "MODEL", group = "target", conflicts_with_all = ["only", "all", "against", "memory"])]
     pub model: Option<PathBuf>,
 
-    /// The vision file of a GGUF model; if not given, the one in the same folder that fits.
-    #[arg(long, value_name = "FILE", requires = "model")]
-    mmproj: Option<PathBuf>,
-
-    /// The type of matrices, as `generate` has it.
-    #[arg(long, value_name = "TYPE", requires = "model")]
-    dtype: Option<WeightType>,
-
-    /// The type of the vision tower's matrices, as `generate` has it.
-    #[arg(long, value_name = "TYPE", requires = "model")]
-    vision_dtype: Option<WeightType>,
-
-    /// The type of keys and values, as `generate` has it.
-    #[arg(long, value_name = "TYPE", value_parser = cache_formats(), requires = "model")]
-    cache: Option<KvFormat>,
-
-    /// The number of decoder layers whose weights stay on the GPU, as `generate` has it.
-    #[arg(long, value_name = "N", alias = "n-gpu-layers", requires = "model")]
-    gpu_layers: Option<usize>,
-
-    /// The most prompt tokens in one pass, as `generate` has it.
-    #[arg(
-        long,
-        value_name = "N",
-        requires = "model",
-        alias = "ubatch-size",
-        value_parser = clap::value_parser!(u32).range(1..)
-    )]
-    tokens_per_pass: Option<u32>,
-
-    /// With --model, as `generate` has them.
     #[command(flatten)]
-    pub devices: DevicesArgs,
+    pub load: LoadArgs,
 
     /// Lengths of prompts to prefill; 0 for none.
     #[arg(
@@ -227,11 +195,7 @@ struct Model {
 pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let (own, output) = (&args.of_model, &args.select.output);
     let tests = tests(args)?;
-    let model_args = ModelArgs::at(path.to_owned())
-        .on(args.select.device.clone(), own.devices.clone())
-        .with_types(own.dtype, own.vision_dtype, own.cache)
-        .with_places(own.mmproj.clone(), own.gpu_layers)
-        .with_passes(own.tokens_per_pass);
+    let model_args = ModelArgs::new(path.to_owned(), args.select.device.clone(), own.load.clone());
     let (device, reason) = model_args.first_device()?;
     model_args.check()?;
     let report = output.report()?;
@@ -249,11 +213,11 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
         name: name(path),
         parameters: loaded.model.parameters(),
         weight_bytes: loaded.model.weight_bytes(),
-        cache: own.cache.unwrap_or(KvFormat::F32).name(),
+        cache: own.load.cache.unwrap_or(KvFormat::F32).name(),
         device: devices.join(" + "),
         load_seconds: loaded.seconds,
     };
-    let environment = Environment::of(&device);
+    let environment = Environment::new(&device);
     let mut screen = output.screen();
     if own.format == Format::Table {
         screen.text(&environment.line(), Style::Heading)?;
@@ -403,7 +367,7 @@ impl<'m> Subject<'m> {
                 let patches = self.patches(size)?;
                 repeat(&mut |_| {
                     let begin = Instant::now();
-                    let seen = self.model.see(&patches)?;
+                    let seen = self.model.encode_image(&patches)?;
                     self.model.device().synchronize()?;
                     Ok((seen.embeddings.dims()[0], begin.elapsed().as_secs_f64()))
                 })?

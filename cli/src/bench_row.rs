@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::time::Duration;
 
 /// A case's row.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct Row {
     pub id: String,
     /// `ok`, `failed` or `left out`.
@@ -61,28 +61,7 @@ pub(super) fn variant(kernels: &[&str]) -> String {
 
 impl Row {
     pub fn new(case: &dyn Case, status: &'static str, message: Option<String>) -> Self {
-        Self {
-            id: case.id(),
-            status,
-            message,
-            variant: None,
-            samples: None,
-            clock_mhz: None,
-            median_ms: None,
-            min_ms: None,
-            gflops: None,
-            gbps: None,
-            ceiling: None,
-            percent: None,
-            same_size_percent: None,
-            baseline_ms: None,
-            speedup: None,
-            cublas_ms: None,
-            ratio: None,
-            max_error: None,
-            worst_share: None,
-            tolerance: None,
-        }
+        Self { id: case.id(), status, message, ..Self::default() }
     }
 
     pub fn failed(mut self, message: String) -> Self {
@@ -106,7 +85,7 @@ impl Row {
         self.min_ms = Some(ms(times.min));
         self.gflops = Some(flops / seconds / 1e9);
         self.gbps = Some(bytes / seconds / 1e9);
-        if let Some((ceiling, work)) = ceilings.for_work(Bound::of(case), flops, bytes) {
+        if let Some((ceiling, work)) = ceilings.for_work(Bound::new(case), flops, bytes) {
             self.ceiling = Some(ceiling.name);
             self.percent = Some(100.0 * work / seconds / ceiling.per_second);
         }

@@ -60,7 +60,7 @@ struct Spread {
 }
 
 impl Spread {
-    fn of(mut times: Vec<f64>) -> Self {
+    fn new(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         let at = |share: f64| {
             let index = (share * times.len() as f64) as usize;
@@ -234,8 +234,8 @@ fn measure(target: &Target, model: &str, clients: usize, tokens: usize) -> Load 
         answers: answers.len(),
         failed: asked - answers.len(),
         tokens_per_second: answers.iter().map(|answer| answer.tokens).sum::<usize>() as f64 / seconds,
-        first_token: Spread::of(answers.iter().map(|answer| answer.first).collect()),
-        next_token: Spread::of(gaps.collect()),
+        first_token: Spread::new(answers.iter().map(|answer| answer.first).collect()),
+        next_token: Spread::new(gaps.collect()),
     }
 }
 
@@ -267,7 +267,7 @@ fn intrude(target: &Target, model: &str, words: usize) -> Result<LongPrompt, Fai
             times.iter().any(|(begin, end)| since < *end && at > *begin)
         };
         let (during, quiet): (Vec<_>, Vec<_>) = gaps.into_iter().partition(|&(at, gap)| is_during(at, gap));
-        let spread = |gaps: Vec<(Instant, f64)>| Spread::of(gaps.into_iter().map(|(_, gap)| gap).collect());
+        let spread = |gaps: Vec<(Instant, f64)>| Spread::new(gaps.into_iter().map(|(_, gap)| gap).collect());
         let prompt_tokens = tokens.ok_or_else(unanswered)?;
         Ok(LongPrompt { prompt_tokens, quiet: spread(quiet), during: spread(during) })
     })
@@ -279,9 +279,9 @@ mod tests {
 
     #[test]
     fn a_spread_is_of_sorted_times() {
-        let spread = Spread::of((1..=100).rev().map(f64::from).collect());
+        let spread = Spread::new((1..=100).rev().map(f64::from).collect());
         assert_eq!((spread.median, spread.p95, spread.largest), (51.0, 96.0, 100.0));
-        assert_eq!(Spread::of(vec![2.0]).p95, 2.0);
-        assert_eq!(Spread::of(Vec::new()).largest, 0.0);
+        assert_eq!(Spread::new(vec![2.0]).p95, 2.0);
+        assert_eq!(Spread::new(Vec::new()).largest, 0.0);
     }
 }

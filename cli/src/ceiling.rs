@@ -1,11 +1,10 @@
 //! Ceilings: the measured rates that results are compared with.
 
 use super::environment::is_virtual;
-use super::measure::{Clock, Times, Way};
+use super::measure::{COPY_BYTES, Clock, Way, copy_rate, copy_times};
 use gemm::Parallelism;
 use pascaline::cuda::{CudaDevice, Properties};
 use pascaline::internals::peak::{Instruction, Peak, launch_nothing};
-use pascaline::memory::DeviceBuffer;
 use pascaline::{Device, Error, Result};
 use pascaline_testing::Case;
 use rayon::prelude::*;
@@ -14,8 +13,6 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Duration;
 
-/// Bytes that the copy reads, and also writes: far more than any cache holds.
-const COPY_BYTES: usize = 256 << 20;
 /// Iterations of the kernels that measure FFMA and `dp4a`: 2 ms on a Pascal card of any size.
 const PEAK_ROUNDS: u32 = 400;
 /// m, n and k of the matrix product that measures a CPU's arithmetic.
@@ -55,7 +52,7 @@ pub(super) struct Needs {
 
 impl Ceilings {
     /// Measures what is needed. The virtual GPU has none: its times are estimates.
-    pub fn of(device: &Device, needs: Needs, clock: &mut Clock) -> Result<Self> {
+    pub fn measure(device: &Device, needs: Needs, clock: &mut Clock) -> Result<Self> {
         let Needs { memory, compute, dp4a } = needs;
         if device.is_cuda() && is_virtual() {
             return Ok(Self::default());
@@ -97,7 +94,7 @@ pub(super) enum Bound {
 }
 
 impl Bound {
-    pub fn of(case: &dyn Case) -> Self {
+    pub fn new(case: &dyn Case) -> Self {
         match (case.compute_bound(), case.dp4a()) {
             (false, _) => Self::Memory,
             (true, false) => Self::Compute,
@@ -159,18 +156,10 @@ fn cpu_gemm(clock: &mut Clock) -> Result<Ceiling> {
 }
 
 /// The peak rate of a GPU's memory, measured by a device copy.
-pub(super) fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
-    let (free, _) = device.memory_info()?;
-    let bytes = COPY_BYTES.min(free / 4);
-    let seconds = copy_times(device, bytes, clock)?.min.as_secs_f64();
+fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
+    let (bytes, per_second) = copy_rate(device, clock)?;
     let what = format!("device copy of {}, read + written", pascaline::format_bytes(bytes));
-    Ok(Ceiling { name: "copy", what, per_second: 2.0 * bytes as f64 / seconds })
-}
-
-fn copy_times(device: &CudaDevice, bytes: usize, clock: &mut Clock) -> Result<Times> {
-    let from = DeviceBuffer::uninitialized(device, bytes)?;
-    let mut to = DeviceBuffer::uninitialized(device, bytes)?;
-    clock.time_one(Box::new(|| to.copy_from(0, &from, 0, bytes)))
+    Ok(Ceiling { name: "copy", what, per_second })
 }
 
 /// The times of device copies smaller than the ceiling's, measured once per size. They have the same start and end costs as

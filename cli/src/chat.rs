@@ -65,7 +65,7 @@ enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    fn of(message: &'a str) -> Self {
+    fn parse(message: &'a str) -> Self {
         let text = message.trim();
         if text.is_empty() || !message.starts_with('/') {
             return if text.is_empty() { Self::Nothing } else { Self::Turn(text) };
@@ -154,7 +154,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Input::Message(message) => message,
         };
         leaving = false;
-        let result = match Request::of(&message) {
+        let result = match Request::parse(&message) {
             Request::Nothing => Ok(()),
             Request::Quit => break,
             Request::Turn(text) => {
@@ -342,7 +342,7 @@ mod tests {
             ("/images a", Request::Unknown("/images a")),
             ("a\n/quit\nb", Request::Turn("a\n/quit\nb")),
         ] {
-            assert_eq!(Request::of(message), request, "{message}");
+            assert_eq!(Request::parse(message), request, "{message}");
         }
     }
 }

@@ -90,7 +90,7 @@ struct TotalOnCard {
 }
 
 impl Total {
-    pub fn of<'a>(all: impl Iterator<Item = &'a Costs>) -> Self {
+    pub fn sum<'a>(all: impl Iterator<Item = &'a Costs>) -> Self {
         let mut total = Self { launches: 0, cards: Vec::new() };
         for costs in all {
             total.launches += costs.launches;

@@ -6,7 +6,7 @@
 use super::failure::{Failure, loader_error};
 use libloading::Library;
 use pascaline::cuda::CudaDevice;
-use pascaline::{DType, Error, Result, Tensor, TensorMut};
+use pascaline::{DType, Error, Result, Tensor, TensorMut, f16};
 use pascaline_testing::Gemm;
 use std::ffi::{c_int, c_longlong, c_void};
 use std::path::{Path, PathBuf};
@@ -107,7 +107,7 @@ impl Cublas {
                 unsafe { Library::new(&sibling) }.map(mem::forget).map_err(short)?;
             }
         }
-        // SAFETY: as above.
+        // SAFETY: NVIDIA's library, which the user has installed; its load-time code is trusted by that.
         let library = unsafe { Library::new(path) }.map_err(short)?;
         // SAFETY: the types are those of these functions in cublas_api.h since version 11.
         let (create, destroy, get_version, set_stream, set_math_mode) = unsafe {
@@ -119,7 +119,7 @@ impl Cublas {
                 *library.get::<SetMathMode>(b"cublasSetMathMode").map_err(short)?,
             )
         };
-        // SAFETY: as above.
+        // SAFETY: the types are those of these functions in cublas_api.h since version 11.
         let (sgemm, gemm_ex, gemm_strided_batched_ex) = unsafe {
             (
                 *library.get::<Sgemm>(b"cublasSgemm_v2").map_err(short)?,
@@ -202,7 +202,12 @@ impl Cublas {
             DType::U32 => return Err(refuse("it multiplies only floating-point numbers".into())),
         };
         let (h, one, zero) = (self.handle, &1.0f32, &0.0f32);
-        let (y, x, w) = (y.address(), x.address(), w.address());
+        let (y, x, w) = match dtype {
+            DType::F16 => {
+                (y.device_address::<f16>()?, x.device_address::<f16>()?, w.device_address::<f16>()?)
+            }
+            _ => (y.device_address::<f32>()?, x.device_address::<f32>()?, w.device_address::<f32>()?),
+        };
         // SAFETY: the handle lives and its context is current. The three tensors are contiguous, of the element type
         // and of the sizes passed (checked above), on this device's stream; `y` overlaps nothing.
         let status = unsafe {

@@ -7,7 +7,7 @@ use pascaline::memory::Way;
 use pascaline::{Device, Error};
 use qwen3_vl::{Placement, SplitMode};
 
-#[derive(clap::Args, Clone, Default)]
+#[derive(clap::Args, Clone, Default, PartialEq)]
 pub(super) struct DevicesArgs {
     /// The GPUs to spread the model over (with --replicas: to put a whole model on each): their numbers, as in cuda:N
     /// (0,1), or auto for all. Decoder layers are split in the ratio of the speeds at which the cards read matrices, which
@@ -33,7 +33,7 @@ pub(super) struct DevicesArgs {
 }
 
 /// `--split-mode`
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
 enum Mode {
     /// Some of the layers on each GPU (pipeline).
     Layer,
@@ -42,7 +42,7 @@ enum Mode {
 }
 
 /// `--between`
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
 enum Between {
     /// Directly into the other GPU's memory.
     Peer,

@@ -114,7 +114,8 @@ impl Report {
     fn new(load_modules: bool) -> Result<Self, Failure> {
         let count = CudaDevice::count();
         let problem = count.as_ref().err().map(ToString::to_string);
-        let devices = (0..count.unwrap_or(0)).map(|ordinal| DeviceState::of(ordinal, load_modules)).collect();
+        let devices =
+            (0..count.unwrap_or(0)).map(|ordinal| DeviceState::query(ordinal, load_modules)).collect();
         // The virtual GPU replaces the driver library; trying to open that would only report an error.
         let attempts = if is_virtual() { &[][..] } else { &driver::library().attempts };
         let looked_for =
@@ -185,7 +186,7 @@ fn entry(screen: &mut Screen, heading: &str, text: &str, style: Style) -> Result
 }
 
 impl DeviceState {
-    fn of(ordinal: u32, load_modules: bool) -> Self {
+    fn query(ordinal: u32, load_modules: bool) -> Self {
         let properties = CudaDevice::properties_of(ordinal);
         let device = CudaDevice::new(ordinal);
         let mut memory_and_heat = Vec::new();
@@ -193,7 +194,7 @@ impl DeviceState {
         if let Ok(device) = &device {
             let lines = doctor_memory::lines(device).into_iter();
             memory_and_heat.extend(lines.map(|(what, text)| format!("{}: {text}", what.to_lowercase())));
-            matmul_choice = Some(match table::of(device.properties()) {
+            matmul_choice = Some(match table::for_card(device.properties()) {
                 Ok(table) => table.evidence.clone(),
                 Err(error) => error.to_string(),
             });

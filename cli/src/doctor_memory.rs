@@ -13,7 +13,7 @@ pub fn lines(device: &CudaDevice) -> [(&'static str, String); 3] {
 }
 
 fn low_power(device: &CudaDevice) -> String {
-    match table::of(device.properties()).map(|table| table.watts.len()) {
+    match table::for_card(device.properties()).map(|table| table.watts.len()) {
         Ok(0) => {
             "no kernel's power is measured, so heat changes no choice (`pascaline tune` measures it)".into()
         }

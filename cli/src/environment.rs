@@ -54,7 +54,7 @@ pub(super) struct Gpu {
 }
 
 impl Environment {
-    pub fn of(device: &Device) -> Self {
+    pub fn new(device: &Device) -> Self {
         let (gpu, driver) = match device {
             Device::Cpu => (None, None),
             Device::Cuda(device) => {

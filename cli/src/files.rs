@@ -203,9 +203,6 @@ fn is_held(error: &io::Error) -> bool {
 }
 
 /// Writes a complete file.
-///
-/// # Errors
-/// As [`OutputFile::create`] and [`OutputFile::keep`].
 pub(super) fn write(to: &Path, bytes: &[u8], force: bool) -> Result<(), Failure> {
     let mut file = OutputFile::create(to, force)?;
     file.write_all(bytes).map_err(|error| unwritable(to, &error))?;
@@ -213,9 +210,6 @@ pub(super) fn write(to: &Path, bytes: &[u8], force: bool) -> Result<(), Failure>
 }
 
 /// Fails early if [`OutputFile::create`] would fail after the work.
-///
-/// # Errors
-/// As [`OutputFile::create`].
 pub(super) fn check(to: &Path, force: bool) -> Result<(), Failure> {
     match fs::metadata(to) {
         // Opening a pipe here would wait for its reader a second time.

@@ -278,7 +278,7 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
     let mut model = Model::load_frozen(&args.model, args.dtype.storage(), &device)?;
     model.checkpoint_layers = args.checkpoint_layers;
     if let Some(exported) = &exported {
-        model.quantize_aware = QuantizeAware::of(&exported.plans);
+        model.quantize_aware = QuantizeAware::new(&exported.plans);
     }
     if let Some(seed) = args.from_random {
         model.randomize(seed)?;

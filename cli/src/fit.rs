@@ -206,7 +206,7 @@ impl Target {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Row {
     model: String,
     matrices: String,
@@ -252,20 +252,7 @@ impl Candidate<'_> {
         let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
         let layers = self.plan.config.text.num_hidden_layers;
         let (model, matrices) = (self.model.clone(), self.matrices.clone());
-        let nothing = Row {
-            model,
-            matrices,
-            fits: false,
-            reason: None,
-            cache: None,
-            vision: None,
-            embedding: None,
-            gpu_layers: None,
-            layers,
-            peak: None,
-            footprint: None,
-            estimate: None,
-        };
+        let nothing = Row { model, matrices, layers, ..Row::default() };
         let choice = match self.plan.fit(usual, &self.asked, work, &target.gpu, limit) {
             Ok(choice) => choice,
             Err(error) => return Row { reason: Some(error.to_string()), ..nothing },

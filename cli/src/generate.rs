@@ -1,11 +1,10 @@
 //! `pascaline generate`: answers a question about images and prints the answer as it is generated.
 
 use super::answer::{Answer, summary};
-use super::ceiling;
 use super::environment::is_virtual;
 use super::failure::Failure;
 use super::files;
-use super::measure::Clock;
+use super::measure::{Clock, copy_rate};
 use super::model::{DevicePart, ModelArgs, Work, at_most, of_prompt};
 use super::output::Output;
 use super::sampling::SamplingArgs;
@@ -176,12 +175,12 @@ fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f6
     if is_virtual() || statistics.decode_tokens == 0 || model.devices().len() > 1 {
         return Ok(None);
     }
-    let copy = match ceiling::cuda_copy(device, &mut Clock::new(model.device())?) {
+    let (_, copy) = match copy_rate(device, &mut Clock::new(model.device())?) {
         Err(Error::OutOfMemory { .. }) => return Ok(None), // no room next to the model
         copy => copy?,
     };
     // a right guess took no pass of its own
     let passes = 1.0 - statistics.right_guesses as f64 / statistics.decode_tokens as f64;
     let read = statistics.weight_bytes_per_token as f64 * statistics.decode_tokens_per_second * passes;
-    Ok(Some(read / copy.per_second))
+    Ok(Some(read / copy))
 }

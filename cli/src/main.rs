@@ -1,16 +1,28 @@
 //! The command line. A subcommand is a variant of `Command` and a file with its arguments and a `run`.
 
+// without a command some of the parts that it shares with others have no user
+#![cfg_attr(not(all(feature = "report", feature = "serve", feature = "train")), allow(dead_code))]
+
 mod answer;
+#[cfg(feature = "bench")]
 mod bench;
+#[cfg(feature = "bench")]
 mod bench_memory;
+#[cfg(feature = "bench")]
 mod bench_model;
+#[cfg(feature = "bench")]
 mod bench_row;
+#[cfg(feature = "bench")]
 mod bench_serve;
+#[cfg(feature = "bench")]
 mod case_args;
+#[cfg(feature = "bench")]
 mod ceiling;
 mod chat;
 mod completions;
+#[cfg(feature = "profile")]
 mod costs;
+#[cfg(feature = "bench")]
 mod cublas;
 mod device;
 mod devices;
@@ -20,10 +32,13 @@ mod editor;
 mod environment;
 mod failure;
 mod files;
+#[cfg(feature = "train")]
 mod finetune;
 mod fit;
+#[cfg(feature = "convert")]
 mod float16;
 mod generate;
+#[cfg(feature = "convert")]
 mod gguf_file;
 mod hub;
 mod interrupt;
@@ -32,25 +47,39 @@ mod measure;
 mod model;
 mod output;
 mod printable;
+#[cfg(feature = "profile")]
 mod profile;
+#[cfg(feature = "profile")]
 mod profile_model;
+#[cfg(feature = "profile")]
 mod ptx_argument;
+#[cfg(feature = "profile")]
 mod ptxas;
 mod published;
+#[cfg(feature = "convert")]
 mod quantize;
+#[cfg(feature = "convert")]
 mod random_model;
+#[cfg(feature = "convert")]
 mod random_values;
+#[cfg(feature = "report")]
 mod report;
+#[cfg(feature = "profile")]
 mod run_ptx;
 mod sampling;
 mod screen;
+#[cfg(feature = "serve")]
 mod serve;
 mod source;
 mod speed;
 mod table;
+#[cfg(feature = "bench")]
 mod tune;
+#[cfg(feature = "bench")]
 mod validate;
+#[cfg(feature = "bench")]
 mod validate_model;
+#[cfg(feature = "bench")]
 mod validate_train;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -74,36 +103,47 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Check and time every op, in GFLOP/s or GB/s and as a share of what the device can do.
+    #[cfg(feature = "bench")]
     Bench(bench::Args),
     /// Check every op against a naive reference in double precision, or a model against its reference's results.
+    #[cfg(feature = "bench")]
     Validate(validate::Args),
     /// Time every matmul kernel on a GPU and store the table by which one is chosen.
+    #[cfg(feature = "bench")]
     Tune(tune::Args),
     /// Count what the kernels of a case do, and estimate their time on Pascal cards.
+    #[cfg(feature = "profile")]
     Profile(profile::Args),
     /// Run a kernel of any PTX file, check it, count what it does and estimate its time on Pascal cards.
+    #[cfg(feature = "profile")]
     RunPtx(run_ptx::Args),
     /// Answer a question about images.
     Generate(generate::Args),
     /// Talk with a model about images and anything else.
     Chat(chat::Args),
     /// Serve a model over OpenAI's HTTP interface, with a web page for chat.
+    #[cfg(feature = "serve")]
     Serve(serve::Args),
     /// Plan a model's memory: what fits a card, and how fast it would be.
     Fit(fit::Args),
     /// Fetch a model from the Hugging Face hub.
     Pull(hub::Args),
     /// Train adapters, or all weights, on conversations with pictures.
+    #[cfg(feature = "train")]
     Finetune(finetune::Args),
     /// Write a checkpoint as GGUF files with quantised matrices.
+    #[cfg(feature = "convert")]
     Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
+    #[cfg(feature = "convert")]
     RandomModel(random_model::Args),
     /// Measure a card once for this project: checks, times next to estimates, a model, temperatures; in one file.
+    #[cfg(feature = "report")]
     Report(report::Args),
     /// Report the driver, the devices and the kernels, and which device `auto` takes.
     Doctor(doctor::Args),
     /// Measure which 16-bit float format loses least on the tensors of a file.
+    #[cfg(feature = "convert")]
     Float16(float16::Args),
     /// Print a script for a shell's completion of command lines.
     Completions(completions::Args),
@@ -123,21 +163,32 @@ fn main() -> ExitCode {
         );
     });
     let result = match cli.command {
+        #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(&args),
+        #[cfg(feature = "bench")]
         Command::Validate(args) => validate::run(&args),
+        #[cfg(feature = "bench")]
         Command::Tune(args) => tune::run(&args),
+        #[cfg(feature = "profile")]
         Command::Profile(args) => profile::run(&args),
+        #[cfg(feature = "profile")]
         Command::RunPtx(args) => run_ptx::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
+        #[cfg(feature = "train")]
         Command::Finetune(args) => finetune::run(args),
+        #[cfg(feature = "convert")]
         Command::Quantize(args) => quantize::run(&args),
+        #[cfg(feature = "convert")]
         Command::RandomModel(args) => random_model::run(&args),
+        #[cfg(feature = "report")]
         Command::Report(args) => report::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        #[cfg(feature = "convert")]
         Command::Float16(args) => float16::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),
     };

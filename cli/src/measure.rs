@@ -7,6 +7,7 @@
 
 use super::environment::is_virtual;
 use pascaline::cuda::{CudaDevice, Event};
+use pascaline::memory::DeviceBuffer;
 use pascaline::{DType, Device, Result, Tensor, ops};
 use rayon::prelude::*;
 use std::time::{Duration, Instant};
@@ -23,6 +24,9 @@ const CPU_EVICTION_BYTES: usize = 64 << 20;
 const GPU_EVICTION_BYTES: usize = 32 << 20;
 /// Row length of the tensor that is read and summed for that.
 const EVICTION_COLUMNS: usize = 4096;
+
+/// Bytes that a copy reads, and also writes: far more than any cache holds.
+pub(super) const COPY_BYTES: usize = 256 << 20;
 
 /// Runs the work once.
 pub(super) type Way<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
@@ -72,25 +76,16 @@ impl Clock {
     }
 
     /// Warms up every implementation, then samples them in turn.
-    ///
-    /// # Errors
-    /// The first error of an implementation or of the device.
     pub fn time(&mut self, ways: &mut [Way]) -> Result<Vec<Times>> {
         self.time_for(ways, ENOUGH)
     }
 
     /// [`time`](Self::time) of a single implementation.
-    ///
-    /// # Errors
-    /// Its first error, or the device's.
     pub fn time_one(&mut self, way: Way) -> Result<Times> {
         Ok(self.time(&mut [way])?.pop().unwrap_or_else(|| Times::new(Vec::new())))
     }
 
     /// [`time`](Self::time), with at least `enough` time for each implementation.
-    ///
-    /// # Errors
-    /// The first error of an implementation or of the device.
     pub fn time_for(&mut self, ways: &mut [Way], enough: Duration) -> Result<Vec<Times>> {
         if is_virtual() {
             // simulated time does not vary
@@ -143,6 +138,20 @@ impl Clock {
         }
         Ok(samples)
     }
+}
+
+/// Bytes of a device copy, and how many are read and written per second: the peak rate of a GPU's memory.
+pub(super) fn copy_rate(device: &CudaDevice, clock: &mut Clock) -> Result<(usize, f64)> {
+    let (free, _) = device.memory_info()?;
+    let bytes = COPY_BYTES.min(free / 4);
+    let seconds = copy_times(device, bytes, clock)?.min.as_secs_f64();
+    Ok((bytes, 2.0 * bytes as f64 / seconds))
+}
+
+pub(super) fn copy_times(device: &CudaDevice, bytes: usize, clock: &mut Clock) -> Result<Times> {
+    let from = DeviceBuffer::uninitialized(device, bytes)?;
+    let mut to = DeviceBuffer::uninitialized(device, bytes)?;
+    clock.time_one(Box::new(|| to.copy_from(0, &from, 0, bytes)))
 }
 
 #[cfg(test)]

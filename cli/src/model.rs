@@ -37,6 +37,16 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "MODEL")]
     pub model: PathBuf,
 
+    #[command(flatten)]
+    device: DeviceArg,
+
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// How a model is loaded.
+#[derive(clap::Args, Clone, Default, PartialEq)]
+pub(super) struct LoadArgs {
     /// The vision file of a GGUF model; if not given, the one in the same folder that fits.
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
@@ -44,55 +54,52 @@ pub(super) struct ModelArgs {
     /// An adapter: a folder with adapter_config.json, as `finetune` and PEFT write it. It is merged into weights in f32 and f16
     /// while they are loaded, and computed beside quantised ones, which stay as they are.
     #[arg(long, value_name = "DIR")]
-    adapter: Option<PathBuf>,
+    pub adapter: Option<PathBuf>,
 
     #[command(flatten)]
-    device: DeviceArg,
-
-    #[command(flatten)]
-    several: DevicesArgs,
+    pub several: DevicesArgs,
 
     /// The type of matrices. If not given, f16 on a GPU and f32 on the CPU, and matrices that are quantised in a GGUF file
     /// stay quantised. f32 and f16 compute in f32. The other types are quantised while the model loads and multiplied by
     /// dp4a. Bits per value: q8_0 8.5, q6_k 6.6, q5_k 5.5, q4_k, q4_0 and iq4_nl 4.5, iq4_xs 4.25. q4_k, iq4_nl and iq4_xs
     /// have a smaller error than q4_0.
     #[arg(long, value_name = "TYPE")]
-    dtype: Option<WeightType>,
+    pub dtype: Option<WeightType>,
 
     /// The type of keys and values in the cache; f32 if not given. 16-bit floats take half the memory: f16, bf16, and those
     /// that `float16` measures, by their exponent bits. q8_0 takes 8.5 bits per value.
     #[arg(long, value_name = "TYPE", value_parser = cache_formats())]
-    cache: Option<KvFormat>,
+    pub cache: Option<KvFormat>,
 
     /// The number of decoder layers whose weights stay on the GPU; if not given, as many as fit. The weights of the layers
     /// after them stay in pinned host memory and are copied to the GPU while the layer before computes. The tokens are the
     /// same. Each token takes at least the time of that copy, and its kernels are launched one by one.
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
-    gpu_layers: Option<usize>,
+    pub gpu_layers: Option<usize>,
 
     /// Where the vision tower is; if not given, on the GPU if it fits.
     #[arg(long, value_name = "PLACE")]
-    vision_device: Option<VisionDevice>,
+    pub vision_device: Option<VisionDevice>,
 
     /// The type of the vision tower's matrices; if not given, that of the others. q8_0 encodes pictures with 8-bit
     /// products.
     #[arg(long, value_name = "TYPE")]
-    vision_dtype: Option<WeightType>,
+    pub vision_dtype: Option<WeightType>,
 
     /// The most prompt tokens in one pass. A lower number bounds the memory of a long prompt; a higher one keeps a GPU
     /// busy.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    tokens_per_pass: Option<u32>,
+    #[arg(long, value_name = "N", alias = "ubatch-size", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens_per_pass: Option<u32>,
 
     /// The most memory to use on the GPU (on each GPU), without the driver's context, in bytes or with K, M or G; if not
     /// given, all that is free. Options that are not given are chosen so that the model fits.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    memory_limit: Option<usize>,
+    pub memory_limit: Option<usize>,
 }
 
 /// `--vision-device`
 #[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
-enum VisionDevice {
+pub enum VisionDevice {
     /// Its weights are on the GPU.
     Gpu,
     /// Its weights are in pinned host memory and are streamed through the GPU while a picture is encoded; the answers are
@@ -134,7 +141,7 @@ impl StorageType {
 }
 
 /// `--dtype` for a model that generates.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
 pub(super) enum WeightType {
     F16,
     F32,
@@ -214,52 +221,13 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
 }
 
 impl ModelArgs {
-    /// A model at a path, with default options.
-    pub fn at(model: PathBuf) -> Self {
-        Self {
-            model,
-            mmproj: None,
-            adapter: None,
-            device: DeviceArg::default(),
-            several: DevicesArgs::default(),
-            tokens_per_pass: None,
-            dtype: None,
-            cache: None,
-            gpu_layers: None,
-            vision_device: None,
-            vision_dtype: None,
-            memory_limit: None,
-        }
-    }
-
-    /// With these types of matrices, of the vision tower's, and of keys and values.
-    pub fn with_types(
-        self,
-        dtype: Option<WeightType>,
-        vision_dtype: Option<WeightType>,
-        cache: Option<KvFormat>,
-    ) -> Self {
-        Self { dtype, vision_dtype, cache, ..self }
-    }
-
-    /// With this vision file, and this many layers on the GPU.
-    pub fn with_places(self, mmproj: Option<PathBuf>, gpu_layers: Option<usize>) -> Self {
-        Self { mmproj, gpu_layers, ..self }
-    }
-
-    /// With at most this many prompt tokens in one pass.
-    pub fn with_passes(self, tokens_per_pass: Option<u32>) -> Self {
-        Self { tokens_per_pass, ..self }
-    }
-
-    /// On this device, or over several.
-    pub fn on(self, device: DeviceArg, several: DevicesArgs) -> Self {
-        Self { device, several, ..self }
+    pub fn new(model: PathBuf, device: DeviceArg, load: LoadArgs) -> Self {
+        Self { model, device, load }
     }
 
     /// Refuses a path that can't be a model, and says how to get one.
     pub fn check(&self) -> Result<(), Failure> {
-        self.mmproj.iter().chain(&self.adapter).for_each(|input| note_input(input));
+        self.load.mmproj.iter().chain(&self.load.adapter).for_each(|input| note_input(input));
         match hub::named(&self.model) {
             Some(_) => Ok(()), // only the hub knows whether it exists
             None => check_model(&self.model),
@@ -277,7 +245,7 @@ impl ModelArgs {
 
     /// The device, or the first of several, checked against the other options; and why, if `auto` chose it.
     pub fn first_device(&self) -> Result<(Device, Option<String>), Failure> {
-        let (device, reason) = match self.several.open(&self.device)? {
+        let (device, reason) = match self.load.several.open(&self.device)? {
             Some(devices) => (devices[0].clone(), None),
             None => self.device.open()?,
         };
@@ -287,8 +255,8 @@ impl ModelArgs {
 
     /// Refuses options that need a GPU on the CPU.
     pub fn check_device(&self, device: &Device) -> Result<(), Failure> {
-        match (self.gpu_layers, self.vision_device) {
-            (Some(_), _) if self.several.are_given() => Err(Failure::Usage(
+        match (self.load.gpu_layers, self.load.vision_device) {
+            (Some(_), _) if self.load.several.are_given() => Err(Failure::Usage(
                 "--gpu-layers streams layers through one GPU; with --devices they are spread over several"
                     .to_owned(),
             )),
@@ -307,16 +275,16 @@ impl ModelArgs {
         let Error::OutOfMemory { .. } = error else { return error.to_string() };
         let mut smaller = Vec::new();
         use WeightType::{Iq4Nl, Iq4Xs, Q4_0, Q4K};
-        if !matches!(self.dtype, Some(Q4_0 | Q4K | Iq4Nl | Iq4Xs)) {
+        if !matches!(self.load.dtype, Some(Q4_0 | Q4K | Iq4Nl | Iq4Xs)) {
             smaller.push("`--dtype q4_k` (matrices)");
         }
-        if self.cache != Some(KvFormat::Q8_0) {
+        if self.load.cache != Some(KvFormat::Q8_0) {
             smaller.push("`--cache q8_0` (keys and values)");
         }
-        if self.vision_device.is_none_or(|place| place == VisionDevice::Gpu) {
+        if self.load.vision_device.is_none_or(|place| place == VisionDevice::Gpu) {
             smaller.push("`--vision-device stream` (the vision tower stays in host memory)");
         }
-        if self.gpu_layers != Some(0) {
+        if self.load.gpu_layers != Some(0) {
             smaller.push("`--gpu-layers N` (the other layers stay in host memory)");
         }
         match smaller.is_empty() {
@@ -336,18 +304,19 @@ impl ModelArgs {
     /// The options if none are given.
     fn usual(&self, opened: &Opened, device: &Device) -> LoadOptions {
         let usual = opened.checkpoint.usual_options(device);
-        let tokens_per_pass = self.tokens_per_pass.map_or(usual.tokens_per_pass, |tokens| tokens as usize);
+        let tokens_per_pass =
+            self.load.tokens_per_pass.map_or(usual.tokens_per_pass, |tokens| tokens as usize);
         LoadOptions { tokens_per_pass, ..usual }
     }
 
     /// The options that were given; `None` for the others.
     pub fn asked(&self) -> Asked {
         Asked {
-            matrices: self.dtype.map(WeightType::matrices),
-            cache: self.cache,
-            gpu_layers: self.gpu_layers,
-            vision: self.vision_device.map(VisionDevice::place),
-            vision_matrices: self.vision_dtype.map(WeightType::matrices),
+            matrices: self.load.dtype.map(WeightType::matrices),
+            cache: self.load.cache,
+            gpu_layers: self.load.gpu_layers,
+            vision: self.load.vision_device.map(VisionDevice::place),
+            vision_matrices: self.load.vision_dtype.map(WeightType::matrices),
         }
     }
 
@@ -356,8 +325,8 @@ impl ModelArgs {
         let path = hub::locate(&self.model, output)?;
         note_input(&path);
         let since = Instant::now();
-        let checkpoint = Checkpoint::open(&path, self.mmproj.as_deref())?;
-        let checkpoint = match &self.adapter {
+        let checkpoint = Checkpoint::open(&path, self.load.mmproj.as_deref())?;
+        let checkpoint = match &self.load.adapter {
             Some(adapter) => checkpoint.with_adapter(adapter)?,
             None => checkpoint,
         };
@@ -377,7 +346,7 @@ impl ModelArgs {
     ) -> Result<Decision, Failure> {
         let usual = self.usual(opened, device);
         let Device::Cuda(cuda) = device else {
-            return match self.memory_limit {
+            return match self.load.memory_limit {
                 None => {
                     Ok(Decision { options: asked.apply(usual), processor: None, before: None, work: None })
                 }
@@ -386,8 +355,8 @@ impl ModelArgs {
         };
         let gpu = Gpu::of(cuda);
         let (free, total) = cuda.memory_info()?;
-        let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
-        if self.memory_limit.is_some() {
+        let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
+        if self.load.memory_limit.is_some() {
             memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
         }
         let fit = |work: &Workload| opened.planned(|model| model.fit(usual, asked, work, &gpu, limit));
@@ -426,11 +395,11 @@ impl ModelArgs {
     fn too_large(&self, error: Error) -> Failure {
         let Error::Unsupported { op: "fit", value, reason, .. } = error else { return error.into() };
         let asked = [
-            (self.dtype.is_some(), "--dtype"),
-            (self.vision_dtype.is_some(), "--vision-dtype"),
-            (self.cache.is_some(), "--cache"),
-            (self.vision_device.is_some(), "--vision-device"),
-            (self.gpu_layers.is_some(), "--gpu-layers"),
+            (self.load.dtype.is_some(), "--dtype"),
+            (self.load.vision_dtype.is_some(), "--vision-dtype"),
+            (self.load.cache.is_some(), "--cache"),
+            (self.load.vision_device.is_some(), "--vision-device"),
+            (self.load.gpu_layers.is_some(), "--gpu-layers"),
         ];
         let asked: Vec<_> =
             asked.into_iter().filter(|(is_asked, _)| *is_asked).map(|(_, name)| name).collect();
@@ -456,20 +425,6 @@ impl ModelArgs {
             let pages = room.pages.min(loaded.model.most_pages());
             BatchOptions { pages, max_sequences: sequences, image_bytes, ..room }
         };
-        if let Some(placed) = &loaded.placed {
-            let patches = loaded.work.map_or(0, |work| work.patches);
-            let work = Workload { context, prompt: context, patches };
-            let mut refusal = None;
-            for (share, image_bytes) in [(1, 256 << 20), (1, 64 << 20), (2, 16 << 20), (4, 0), (most, 0)] {
-                let batch = options(most.div_ceil(share), image_bytes);
-                let targets = &placed.targets;
-                match opened.planned(|model| model.fit_split_pages(&placed.split, &work, batch, targets)) {
-                    Ok(batch) => return Ok(batch),
-                    Err(error) => refusal = Some(error),
-                }
-            }
-            return Err(refusal.map_or(Failure::Wrong, |error| self.too_large(error)));
-        }
         let Device::Cuda(cuda) = device else {
             let all = options(most, 256 << 20);
             // untouched pages of host memory take no space
@@ -480,16 +435,21 @@ impl ModelArgs {
         };
         let (_, total) = cuda.memory_info()?;
         let free = total - loaded.context_bytes.unwrap_or(0).min(total);
-        let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
+        let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
         let patches = loaded.work.map_or(0, |work| work.patches);
         let work = Workload { context, prompt: context, patches };
+        let fitting = |batch| {
+            opened.planned(|model| match &loaded.placed {
+                Some(Placed { split, targets, .. }) => model.fit_split_pages(split, &work, batch, targets),
+                None => {
+                    model.fit_pages(&loaded.options, &work, batch, &Gpu::of(cuda), limit).map(|found| found.0)
+                }
+            })
+        };
         let mut refusal = None;
         for (share, image_bytes) in [(1, 256 << 20), (1, 64 << 20), (2, 16 << 20), (4, 0), (most, 0)] {
-            let batch = options(most.div_ceil(share), image_bytes);
-            let fits =
-                opened.planned(|model| model.fit_pages(&loaded.options, &work, batch, &Gpu::of(cuda), limit));
-            match fits {
-                Ok((batch, _)) => return Ok(batch),
+            match fitting(options(most.div_ceil(share), image_bytes)) {
+                Ok(batch) => return Ok(batch),
                 Err(error) => refusal = Some(error),
             }
         }
@@ -504,7 +464,7 @@ impl ModelArgs {
         work: &Work,
         output: &Output,
     ) -> Result<Loaded, Failure> {
-        if self.several.are_given() {
+        if self.load.several.are_given() {
             return self.load_split(opened, device, work, output);
         }
         let decision = self.options(opened, device, work, &self.asked(), output)?;
@@ -513,7 +473,7 @@ impl ModelArgs {
 
     /// The GPUs of `--replicas`.
     pub fn devices_of_replicas(&self, count: Replicas) -> Result<Vec<Device>, Failure> {
-        self.several.replicas(count, &self.device)
+        self.load.several.replicas(count, &self.device)
     }
 
     /// Loads the whole model onto each of these GPUs, one after another, so that its files are read from the disk once if
@@ -594,27 +554,27 @@ impl ModelArgs {
         work: &Work,
         output: &Output,
     ) -> Result<Loaded, Failure> {
-        let mut devices = self.several.open(&self.device)?.unwrap_or_default();
+        let mut devices = self.load.several.open(&self.device)?.unwrap_or_default();
         devices[0] = first.clone(); // keeps the stream that others already use
         let mut targets = Vec::new();
         let mut before = 0;
-        let beside = match self.several.mode() {
-            SplitMode::Row => AllReduce::bytes_beside(&devices, self.several.way())?,
+        let beside = match self.load.several.mode() {
+            SplitMode::Row => AllReduce::bytes_beside(&devices, self.load.several.way())?,
             SplitMode::Layer => 0,
         };
         for device in &devices {
             let Device::Cuda(cuda) = device else { continue };
             let (mut gpu, (free, total)) = (Gpu::of(cuda), cuda.memory_info()?);
             gpu.beside_pool += beside;
-            let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
-            if self.memory_limit.is_some() {
+            let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
+            if self.load.memory_limit.is_some() {
                 memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
             }
             targets.push(Target { gpu, limit, speed: fit::memory_speed(cuda.properties()) });
             before += total - free;
         }
-        let (usual, asked, ratio) = (self.usual(opened, first), self.asked(), self.several.ratio());
-        if ratio.is_none() && self.several.mode() == SplitMode::Layer {
+        let (usual, asked, ratio) = (self.usual(opened, first), self.asked(), self.load.several.ratio());
+        if ratio.is_none() && self.load.several.mode() == SplitMode::Layer {
             let gpus: Vec<_> = devices.iter().filter_map(Device::as_cuda).collect();
             let (speeds, note) = speed::speeds(&gpus)?;
             targets.iter_mut().zip(speeds).for_each(|(target, speed)| target.speed = speed);
@@ -623,7 +583,7 @@ impl ModelArgs {
         let processor = opened.checkpoint.processor()?;
         let mut found = Err(Failure::Wrong);
         for work in (work.exactly)(&processor)? {
-            let split = opened.planned(|model| match self.several.mode() {
+            let split = opened.planned(|model| match self.load.several.mode() {
                 SplitMode::Layer => model.fit_split(usual, &asked, &work, &targets, ratio),
                 SplitMode::Row => model.fit_rows(usual, &asked, &work, &targets),
             });
@@ -635,7 +595,7 @@ impl ModelArgs {
         let (split, work) = found?;
         let is_gguf = opened.checkpoint.gguf().is_some();
         output.note(&fit::describe_split(&split, &devices, &targets, &work, is_gguf));
-        let placement = self.several.place(&devices, &split.layers, split.vision)?;
+        let placement = self.load.several.place(&devices, &split.layers, split.vision)?;
         let options = split.options;
         let loaded = with_bar(output, |progress| {
             Qwen3Vl::load_placed(&opened.checkpoint, Some(processor), &placement, options, progress)

@@ -95,22 +95,22 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut kernels: Vec<&str> = reports.map(|report| report.kernel.as_str()).collect();
     kernels.sort_unstable();
     kernels.dedup();
-    let registers = Registers::of(&args.ptxas, &ptx, &module, &kernels)?;
+    let registers = Registers::count(&args.ptxas, &ptx, &module, &kernels)?;
     let profiled: Vec<Profiled> = launched
         .into_iter()
         .map(|(id, outcome)| match outcome {
             Ok(reports) => {
                 let kernels = Costs::all(&reports, &registers, &Card::ALL);
-                let total = Total::of(kernels.iter());
+                let total = Total::sum(kernels.iter());
                 Profiled { id, message: None, failed: false, kernels, total }
             }
             Err((message, failed)) => {
-                let total = Total::of([].into_iter());
+                let total = Total::sum([].into_iter());
                 Profiled { id, message: Some(message), failed, kernels: Vec::new(), total }
             }
         })
         .collect();
-    let total = Total::of(profiled.iter().flat_map(|case| &case.kernels));
+    let total = Total::sum(profiled.iter().flat_map(|case| &case.kernels));
 
     for case in &profiled {
         screen.line(&screen.colours.paint(Style::Heading, &case.id))?;

@@ -6,8 +6,9 @@
 
 use super::bench_model::{GO_ON, Subject, options};
 use super::costs::{Costs, MODEL, print_assumptions};
+use super::device::DeviceArg;
 use super::failure::Failure;
-use super::model::{ModelArgs, Work, cache_formats};
+use super::model::{LoadArgs, ModelArgs, Work, cache_formats};
 use super::profile::Args;
 use super::ptxas::Registers;
 use super::screen::Style;
@@ -122,7 +123,8 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let config = Config::from_env().map_err(Failure::Usage)?;
     configure(Config { card, checks: Checks::NONE, traffic: true, once: true, late: false, ..config })
         .map_err(|error| Failure::Failed(error.to_string()))?;
-    let model_args = ModelArgs::at(path.to_owned()).with_types(None, None, own.cache);
+    let load = LoadArgs { cache: own.cache, ..LoadArgs::default() };
+    let model_args = ModelArgs::new(path.to_owned(), DeviceArg::default(), load);
     model_args.check()?;
     let report = output.report()?;
     let device = Device::virtual_gpu()?;
@@ -169,7 +171,7 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let mut kernels: Vec<_> = prefill.iter().chain(decode).map(|report| report.kernel.as_str()).collect();
     kernels.sort_unstable();
     kernels.dedup();
-    let registers = Registers::of(&args.ptxas, &ptx, &module, &kernels)?;
+    let registers = Registers::count(&args.ptxas, &ptx, &module, &kernels)?;
     let after = prompt_tokens + ANSWER - 2;
     let passes = [
         Pass::new(format!("pp{prompt_tokens}"), prompt_tokens, prefill, &registers, card),

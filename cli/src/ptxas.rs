@@ -44,7 +44,7 @@ impl Registers {
     ///
     /// # Errors
     /// If the user named a ptxas that does not work; one that was only found is ignored then.
-    pub fn of(choice: &Choice, ptx: &str, module: &Module, kernels: &[&str]) -> Result<Self, Failure> {
+    pub fn count(choice: &Choice, ptx: &str, module: &Module, kernels: &[&str]) -> Result<Self, Failure> {
         let bundled = Path::new(BUNDLED);
         let named = choice.named();
         let (path, asked) = match &named {

@@ -142,7 +142,7 @@ pub(super) fn write_gguf(
     for (to, plan) in &plans {
         let mut file = GgufFile::create(to, plan, replace)?;
         for tensor in &plan.tensors {
-            let fill = Fill::of(&tensor.published, &tensor.shape);
+            let fill = Fill::for_tensor(&tensor.published, &tensor.shape);
             generate(tensor.ty, tensor.shape.iter().product(), fill, seed, |bytes| {
                 file.write(bytes)?;
                 proceed(before + file.bytes())
@@ -190,7 +190,7 @@ fn write_weights(file: &mut OutputFile, to: &Path, config: &Config) -> Result<us
     write(&(header.len() as u64).to_le_bytes())?;
     write(header.as_bytes())?;
     for (seed, (name, shape)) in tensors.iter().enumerate() {
-        let fill = Fill::of(name, shape);
+        let fill = Fill::for_tensor(name, shape);
         generate(GgmlType::BF16, shape.iter().product(), fill, seed as u64, &mut write)?;
     }
     Ok(at / 2)

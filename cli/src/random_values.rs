@@ -25,7 +25,7 @@ pub(super) enum Fill {
 
 impl Fill {
     /// For a published tensor.
-    pub fn of(name: &str, shape: &[usize]) -> Self {
+    pub fn for_tensor(name: &str, shape: &[usize]) -> Self {
         match shape.len() {
             1 => Self::Constant(if name.ends_with("bias") { 0.0 } else { 1.0 }),
             _ => Self::Random,

@@ -113,7 +113,7 @@ struct Validated {
 }
 
 /// The result of `bench`.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Timed {
     cases_not_run: usize,
     /// Why cases were left out, if they are too large for the device.
@@ -165,7 +165,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut screen = output.screen();
     let mut findings = Findings {
         report: 1,
-        environment: Environment::of(&device),
+        environment: Environment::new(&device),
         minutes_allowed: args.minutes,
         seconds_taken: 0.0,
         interrupted: false,
@@ -200,7 +200,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let folder = page.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
     findings.model = Some(model::measure(&device, folder, &time, &mut screen));
     keep(&mut findings, &time)?;
-    let card = Card::of(cuda.properties());
+    let card = Card::from_properties(cuda.properties());
     let (timed, chosen) = bench(&device, &time, &mut screen)?;
     findings.bench = Some(timed);
     keep(&mut findings, &time)?;
@@ -235,7 +235,7 @@ struct OnlyProbes {
 fn only_probes(device: &Device, cuda: &CudaDevice, output: &Output) -> Result<(), Failure> {
     let to = output.report()?;
     let mut screen = output.screen();
-    let found = OnlyProbes { environment: Environment::of(device), probes: Probes::measure(cuda) };
+    let found = OnlyProbes { environment: Environment::new(device), probes: Probes::measure(cuda) };
     screen.text(&found.environment.line(), Style::Heading)?;
     found.probes.print(&mut screen)?;
     to.map_or(Ok(()), |to| to.write(&privacy::redacted(&found)?))?;
@@ -292,7 +292,7 @@ fn bench(
 ) -> Result<(Timed, Vec<Box<dyn Case>>), Failure> {
     let cases: Vec<_> =
         testing::cases().into_iter().filter(|case| case.purpose() == Purpose::Bench).collect();
-    let limit = Budget::of(device);
+    let limit = Budget::for_device(device);
     let (chosen, left_out): (Vec<_>, Vec<_>) =
         cases.into_iter().partition(|case| limit.is_none_or(|limit| limit.covers(case.as_ref())));
     let chosen = spread(chosen);
@@ -311,16 +311,7 @@ fn bench(
         Err(error) => {
             screen.finish();
             let message = Some(error.to_string());
-            let (cases_not_run, ceilings) = (chosen.len(), Ceilings::default());
-            let nothing = Timed {
-                cases_not_run,
-                left_out_rule: None,
-                ceilings,
-                sustained: None,
-                cases: Vec::new(),
-                message,
-            };
-            return Ok((nothing, chosen));
+            return Ok((Timed { cases_not_run: chosen.len(), message, ..Timed::default() }, chosen));
         }
     };
     let mut rows = Vec::new();

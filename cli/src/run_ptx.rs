@@ -198,7 +198,7 @@ fn on_virtual(
     report: Option<Report>,
 ) -> Result<(), Failure> {
     let force = args.output.may_replace();
-    let registers = Registers::of(&args.ptxas, ptx, &module, &[&kernel.name])?;
+    let registers = Registers::count(&args.ptxas, ptx, &module, &[&kernel.name])?;
     let config = Config::from_env().map_err(Failure::Usage)?;
     let cards = args.card.map_or(Card::ALL.to_vec(), |card| vec![card]);
     let mut gpu = Gpu::new(Config { card: args.card.unwrap_or(config.card), traffic: true, ..config });

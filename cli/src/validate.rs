@@ -63,7 +63,7 @@ pub(super) struct Args {
 }
 
 /// The result of a case.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct Checked {
     pub id: String,
     pub passed: bool,
@@ -109,7 +109,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (device, reason) = args.select.device.open()?;
     let report = output.report()?;
     let mut screen = output.screen();
-    let environment = Environment::of(&device);
+    let environment = Environment::new(&device);
     screen.text(&environment.line(), Style::Heading)?;
     if let Some(reason) = reason {
         screen.faint(&format!("taken because {reason}"))?;
@@ -181,17 +181,7 @@ pub(super) fn check_one(case: &dyn Case, device: &Device) -> Checked {
             kernels,
             message: (!outcome.passed()).then(|| outcome.verdict.to_string()),
         },
-        Err(error) => Checked {
-            id,
-            passed: false,
-            max_error: None,
-            worst_share: None,
-            tolerance_abs: None,
-            tolerance_rel: None,
-            reason: None,
-            kernels,
-            message: Some(error.to_string()),
-        },
+        Err(error) => Checked { id, kernels, message: Some(error.to_string()), ..Checked::default() },
     }
 }
 

@@ -74,7 +74,7 @@ pub(super) fn run(
     let device = &device;
     let report = output.report()?;
     let mut screen = output.screen();
-    let environment = Environment::of(device);
+    let environment = Environment::new(device);
     screen.text(&environment.line(), Style::Heading)?;
     let usual = LoadOptions::for_device(device);
     let Types { matrices: dtype, vision: vision_matrices, cache } = types;

@@ -48,13 +48,13 @@ struct JsonLosses {
 }
 
 impl JsonLosses {
-    fn of(losses: &Losses) -> Self {
+    fn new(losses: &Losses) -> Self {
         Self { found: losses.found.clone(), expected: losses.expected.clone() }
     }
 }
 
 impl JsonRun {
-    fn of(name: &str, outcome: &Outcome, limits: &Limits) -> Self {
+    fn new(name: &str, outcome: &Outcome, limits: &Limits) -> Self {
         let gradients = outcome.gradients.iter().map(|gradient| JsonGradient {
             parameter: gradient.name.clone(),
             error: gradient.error,
@@ -63,11 +63,11 @@ impl JsonRun {
         Self {
             name: name.to_owned(),
             passed: outcome.passed(limits),
-            loss: JsonLosses::of(&outcome.loss),
+            loss: JsonLosses::new(&outcome.loss),
             gradients: gradients.collect(),
             unmatched: outcome.unmatched.clone(),
-            adamw: JsonLosses::of(&outcome.adamw),
-            lora: JsonLosses::of(&outcome.lora),
+            adamw: JsonLosses::new(&outcome.adamw),
+            lora: JsonLosses::new(&outcome.lora),
         }
     }
 }
@@ -83,14 +83,14 @@ pub(super) fn run(model: &Path, folder: &Path, device: &DeviceArg, output: &Outp
     let (device, _) = device.open()?;
     let report = output.report()?;
     let mut screen = output.screen();
-    let environment = Environment::of(&device);
+    let environment = Environment::new(&device);
     screen.text(&environment.line(), Style::Heading)?;
     let limits = if device.is_cuda() { Limits::GPU } else { Limits::CPU };
     let mut reports = Vec::new();
     for run in &runs {
         let outcome = run.check(model, &device).map_err(|error| explain(error, &run.name))?;
         show(&mut screen, &run.name, &outcome, &limits)?;
-        reports.push(JsonRun::of(&run.name, &outcome, &limits));
+        reports.push(JsonRun::new(&run.name, &outcome, &limits));
     }
     let failed = reports.iter().filter(|report| !report.passed).count();
     screen.line("")?;

@@ -74,3 +74,4 @@ pub use backend::{
     AlreadySelected, Attempt, Backend, HAS_VIRTUAL_GPU, LibraryStatus, backend, library, real_devices, select,
 };
 pub use codes::{Failure, code_name, code_text, last_failure, last_raw_code};
+pub use table::device_attribute;

@@ -113,7 +113,7 @@ macro_rules! functions {
             hide!($name);
 
             #[unsafe(no_mangle)]
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, clippy::too_many_arguments)]
             unsafe extern "C" fn $name($($arg: travels_as!($(#[$open])? $ty)),*) -> CUresult {
                 type Backend = unsafe extern "C" fn($(travels_as!($(#[$open])? $ty)),*) -> u32;
                 let function = &FUNCTIONS[Index::$name as usize];
@@ -377,6 +377,21 @@ unsafe extern "C" fn cuGetErrorName(error: u32, name: *mut *const c_char) -> CUr
 unsafe extern "C" fn cuGetErrorString(error: u32, text: *mut *const c_char) -> CUresult {
     // SAFETY: the caller passes null or a pointer to write to, as the driver API asks.
     unsafe { give_text(text, codes::name_and_text(error).1.as_ptr()) }
+}
+
+/// An attribute of a device by its number in `CUdevice_attribute`, of which `cust_raw` lacks the newer ones.
+///
+/// # Errors
+/// The driver's code; 1 for a number that it does not know.
+pub fn device_attribute(device: CUdevice, number: u32) -> Result<c_int, u32> {
+    let mut value = 0;
+    // SAFETY: both have 32 bits, of which a `MaybeUninit` may hold any.
+    let attribute = unsafe { mem::transmute::<u32, MaybeUninit<CUdevice_attribute>>(number) };
+    // SAFETY: `value` outlives the call, and the attribute is an int for the driver, which answers any number.
+    match unsafe { cuDeviceGetAttribute(&mut value, attribute, device) } {
+        CUresult::CUDA_SUCCESS => Ok(value),
+        _ => Err(codes::last_raw_code()),
+    }
 }
 
 /// # Safety

@@ -1,10 +1,11 @@
-//! Fuzz targets for all parsers of untrusted input. A target takes any bytes and must return, with a result or with a typed error,
+//! Fuzz targets for all parsers of untrusted input, and for ops on the CPU beside the virtual GPU. A target takes any bytes and must return, with a result or with a typed error,
 //! within [`SECONDS`] and [`MEMORY`].
 //!
 //! `scripts/fuzz` searches for inputs that break this. `corpus/TARGET/` keeps seeds and every input that once did, and
 //! `cargo test -p pascaline-fuzz` replays them.
 
 mod checkpoint;
+pub mod ops;
 mod ptx;
 mod request;
 
@@ -19,7 +20,7 @@ pub const MEMORY: u64 = 1500 << 20;
 pub type Run = fn(&[u8]);
 
 /// All targets by name, which is also that of the folder in `corpus/`. A new parser gets a line here and seeds there.
-pub const TARGETS: [(&str, Run); 13] = [
+pub const TARGETS: [(&str, Run); 14] = [
     ("safetensors", checkpoint::safetensors),
     ("index", checkpoint::index),
     ("gguf", checkpoint::gguf),
@@ -33,6 +34,7 @@ pub const TARGETS: [(&str, Run); 13] = [
     ("ptx_run", ptx::run),
     ("ptx_program", ptx::program),
     ("request", request::request),
+    ("ops", ops::ops),
 ];
 
 /// The target of this name.

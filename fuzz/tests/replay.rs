@@ -1,9 +1,10 @@
 //! Each target returns for every input of its corpus, within the limits on time and memory.
 
+use pascaline_fuzz::ops::{difference, random};
 use pascaline_fuzz::{MEMORY, SECONDS, TARGETS};
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 #[test]
 fn every_input_returns_within_the_limits() {
@@ -39,4 +40,15 @@ fn no_input_is_large() {
         }
     }
     assert!(bytes < 4 << 20, "{bytes} bytes");
+}
+
+/// Calls of ops that nobody chose. `PASCALINE_TESTS=all` makes more of them, and `examples/differential.rs` as many as are asked for.
+#[test]
+fn random_calls_of_ops_agree() {
+    let all = env::var_os("PASCALINE_TESTS").is_some_and(|value| value == "all");
+    for number in 0..if all { 60_000 } else { 3_000 } {
+        if let Some(text) = difference(&random(number)) {
+            panic!("call {number}: {text}");
+        }
+    }
 }

@@ -33,15 +33,6 @@ impl DType {
         }
     }
 
-    /// The distance from 1 to the next larger value; zero for integers.
-    pub const fn epsilon(self) -> f64 {
-        match self {
-            Self::F32 => f32::EPSILON as f64,
-            Self::F16 => 0.0009765625, // 2⁻¹⁰
-            Self::U32 => 0.0,
-        }
-    }
-
     /// Whether it is a floating-point type.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F16)

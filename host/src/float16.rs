@@ -47,9 +47,6 @@ impl Float16Tensor {
     }
 
     /// The codes in row-major order.
-    ///
-    /// # Errors
-    /// A device error.
     pub fn to_codes(&self) -> Result<Vec<u16>> {
         Ok(self.codes.to_vec::<half::f16>()?.into_iter().map(half::f16::to_bits).collect())
     }

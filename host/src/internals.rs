@@ -7,6 +7,11 @@ pub mod select {
     };
 }
 
+/// The device address of a view's first element; 0 on the CPU and for views without elements.
+pub fn address(x: &crate::Tensor) -> u64 {
+    x.address()
+}
+
 /// How the modules divide their work, for planning memory.
 pub mod pieces {
     pub use crate::gpu::attention::prefill_partial_bytes;
@@ -16,7 +21,7 @@ pub mod pieces {
 
 /// The tables for that choice.
 pub mod table {
-    pub use crate::gpu::matmul::table::{Sample, Table, of, user_file};
+    pub use crate::gpu::matmul::table::{Sample, Table, for_card, user_file};
 }
 
 /// Kernels that measure a device.
@@ -33,22 +38,12 @@ pub mod sparse {
     pub use kernels_gpu::attention::sparse::WARPS;
 
     /// A mask for kernels whose blocks have so many warps, one of [`WARPS`].
-    ///
-    /// # Errors
-    /// As [`PreparedMask::new`].
     pub fn prepared(mask: BlockMask, warps: usize, device: &Device) -> Result<PreparedMask> {
-        PreparedMask::of_warps(mask, Path::Sparse, Some(warps), device)
+        PreparedMask::with_warps(mask, Path::Sparse, Some(warps), device)
     }
 }
 
 /// Kernels that ask a device what the cost model assumes.
 pub mod probe {
     pub use crate::gpu::probe::{COUNTED, Finding, run};
-}
-
-/// The kernels that benches compare the others with.
-pub mod textbook {
-    pub use crate::ops::textbook::{
-        attention_into, layer_norm_into, rms_norm_into, softmax_into, transpose_into,
-    };
 }

@@ -149,7 +149,7 @@ impl KvTensor {
     /// A tensor with undefined contents, for [`ops::rope_append_into`](crate::ops::rope_append_into) to write.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a number of exponent bits without a format, [`Error::TooLarge`], [`Error::OutOfMemory`].
+    /// [`Error::Unsupported`] for a number of exponent bits without a format, [`Error::OutOfMemory`].
     pub fn uninitialized(
         dims @ [tokens, heads, dim]: [usize; 3],
         format: KvFormat,
@@ -214,9 +214,6 @@ impl KvTensor {
     }
 
     /// The keys or values for writing.
-    ///
-    /// # Errors
-    /// As [`Tensor::view_mut`].
     pub fn view_mut(&mut self) -> Result<KvMut<'_>> {
         let Self { format, dims, values, scales } = self;
         let scales = scales.as_mut().map(Tensor::view_mut).transpose()?;

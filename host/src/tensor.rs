@@ -161,8 +161,10 @@ impl Layout {
         }
         let mut dims = self.shape.dims().to_vec();
         dims[dim] = len;
-        let offset = if len == 0 { self.offset } else { self.offset + start * self.strides[dim] };
-        Ok(Self { dtype: self.dtype, shape: dims.into(), strides: self.strides.clone(), offset })
+        let shape = Shape::from(dims);
+        // a view without elements begins with the storage, so that its offset is inside
+        let offset = if shape.elements() == 0 { 0 } else { self.offset + start * self.strides[dim] };
+        Ok(Self { dtype: self.dtype, shape, strides: self.strides.clone(), offset })
     }
 
     /// With a dimension of size 1 inserted before `dim`.
@@ -269,9 +271,6 @@ impl Tensor {
             return self.contiguous()?.to_vec();
         }
         let (offset, elements) = (self.layout.offset, self.shape().elements());
-        if elements == 0 {
-            return Ok(Vec::new()); // its offset may be beyond a storage without elements
-        }
         match &*self.storage {
             Storage::Cpu(buffer) => {
                 Ok(bytemuck::cast_slice::<u8, T>(buffer.bytes())[offset..offset + elements].to_vec())
@@ -286,7 +285,7 @@ impl Tensor {
 
     /// Copies the elements' bytes in row-major order to `target`, which has their length. For contiguous tensors.
     pub(crate) fn read_bytes(&self, target: &mut [u8]) -> Result<()> {
-        let offset = if target.is_empty() { 0 } else { self.layout.offset * self.layout.dtype.size() };
+        let offset = self.layout.offset * self.layout.dtype.size();
         match &*self.storage {
             Storage::Cpu(buffer) => target.copy_from_slice(&buffer.bytes()[offset..offset + target.len()]),
             Storage::Cuda(buffer) => buffer.download(offset, target)?,
@@ -386,8 +385,8 @@ impl Tensor {
         }
         let source = self.contiguous()?;
         let elements = source.shape().elements();
-        let (size, offset) = (source.dtype().size(), if elements == 0 { 0 } else { source.layout.offset });
-        let (at, bytes) = (offset * size, elements * size);
+        let size = source.dtype().size();
+        let (at, bytes) = (source.layout.offset * size, elements * size);
         let mut storage = Storage::uninitialized(device, source.dtype(), elements)?;
         match (&*source.storage, &mut storage) {
             (Storage::Cpu(from), Storage::Cpu(to)) => {
@@ -416,30 +415,27 @@ impl Tensor {
         &self.layout
     }
 
-    /// The elements in host memory from the view's first on; `None` on a GPU or for another type.
+    /// The elements in host memory from the view's first to its last, with those between; `None` on a GPU or for another type.
     pub(crate) fn cpu<T: Element>(&self) -> Option<&[T]> {
         match &*self.storage {
             Storage::Cpu(buffer) if self.layout.dtype == T::DTYPE => {
                 let elements = bytemuck::cast_slice(buffer.bytes());
-                elements.get(self.layout.offset..)
+                elements.get(self.layout.offset..)?.get(..self.layout.span())
             }
             _ => None,
         }
     }
 
-    /// The device address of the view's first element; 0 on the CPU and for views without elements.
-    ///
-    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives.
-    /// Reads through it must be queued there; writes are not allowed.
-    pub fn address(&self) -> u64 {
-        address(&self.storage, &self.layout)
+    /// The device address of the view's first element, for work of an op; 0 on the CPU and for views without elements.
+    pub(crate) fn address(&self) -> u64 {
+        address(&self.storage, &self.layout, DeviceBuffer::address_to_queue)
     }
 
     /// The device address of the first element, for a kernel of your own that reads the tensor; 0 if it has no elements.
     /// The elements are contiguous. [`PtxModule`](crate::cuda::PtxModule) has an example.
     ///
     /// It is valid for work that is queued on the stream of [`device`](Self::device) while the tensor, or another that
-    /// shares its storage, lives. Kernels write through [`TensorMut::device_address`] only.
+    /// shares its storage, lives, and for replays of a graph in which such work was captured. Kernels write through [`TensorMut::device_address`] only.
     ///
     /// # Errors
     /// [`Error::DType`] if the elements are not of type `T`, [`Error::Layout`] if the tensor is not contiguous,
@@ -461,13 +457,13 @@ fn device_address<T: Element>(storage: &Storage, layout: &Layout) -> Result<u64>
         let reason = "it is in host memory; `to_device` copies it to a GPU".into();
         return Err(Error::Unsupported { op, argument, value: "on the CPU".into(), reason });
     }
-    Ok(address(storage, layout))
+    Ok(address(storage, layout, DeviceBuffer::address))
 }
 
-fn address(storage: &Storage, layout: &Layout) -> u64 {
+fn address(storage: &Storage, layout: &Layout, of: fn(&DeviceBuffer) -> u64) -> u64 {
     match storage {
         Storage::Cuda(buffer) if layout.shape.elements() > 0 => {
-            buffer.address() + (layout.offset * layout.dtype.size()) as u64
+            of(buffer) + (layout.offset * layout.dtype.size()) as u64
         }
         _ => 0,
     }
@@ -588,23 +584,20 @@ impl TensorMut<'_> {
         &self.layout
     }
 
-    /// The elements in host memory from the view's first on; `None` on a GPU or for another type.
+    /// As [`Tensor::cpu`], for writing.
     pub(crate) fn cpu<T: Element>(&mut self) -> Option<&mut [T]> {
         match self.storage {
             Storage::Cpu(buffer) if self.layout.dtype == T::DTYPE => {
                 let elements = bytemuck::cast_slice_mut(buffer.bytes_mut());
-                elements.get_mut(self.layout.offset..)
+                elements.get_mut(self.layout.offset..)?.get_mut(..self.layout.span())
             }
             _ => None,
         }
     }
 
-    /// The device address of the first element; 0 on the CPU and for views without elements.
-    ///
-    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives.
-    /// Reads and writes through it must be queued there.
-    pub fn address(&self) -> u64 {
-        address(self.storage, &self.layout)
+    /// As [`Tensor::address`], for writing.
+    pub(crate) fn address(&self) -> u64 {
+        address(self.storage, &self.layout, DeviceBuffer::address_to_queue)
     }
 
     /// As [`Tensor::device_address`], for a kernel of your own that writes the elements; nothing else refers to them.

@@ -35,7 +35,7 @@ unsafe fn cast<Y: Element, X: Element>(Cast { y, x, n, head }: Cast<Y, X>) {
         LEN,
         // SAFETY: `for_each` gives indices of whole vectors below n, aligned because `head` is; y does not overlap x.
         |i| unsafe { X::load4(x.add(i as usize)) },
-        // SAFETY: as above.
+        // SAFETY: the same four elements below n, aligned; y overlaps nothing.
         |i, values| unsafe { Y::store4(y.add(i as usize), values) },
         // SAFETY: i < n.
         |i| unsafe { *y.add(i as usize) = Y::from_f32(X::load(x.add(i as usize))) },

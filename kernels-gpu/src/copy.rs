@@ -78,7 +78,7 @@ unsafe fn flat_copy<E: Raw>(Flat { y, x, n, head }: Flat<E>) {
         E::LEN,
         // SAFETY: `for_each` gives indices of whole vectors below n, aligned because `head` is.
         |i| unsafe { vector::load_raw(x.add(i as usize)) },
-        // SAFETY: as above.
+        // SAFETY: the same whole vector below n, aligned; y overlaps nothing.
         |i, words| unsafe { vector::store_raw(y.add(i as usize), words) },
         // SAFETY: i < n.
         |i| unsafe { *y.add(i as usize) = E::from_word(E::load(x.add(i as usize))) },
@@ -139,16 +139,15 @@ macro_rules! scalar_unit {
 }
 scalar_unit! { u32 u16 }
 
+#[inlined]
 impl Unit for [u32; 4] {
     const ZERO: Self = [0; 4];
 
-    #[inline(always)]
     unsafe fn load(pointer: *const Self) -> Self {
         // SAFETY: 16 readable bytes, 16-byte aligned: this function's contract.
         unsafe { vector::load_raw::<u32>(pointer.cast()) }
     }
 
-    #[inline(always)]
     unsafe fn store(self, pointer: *mut Self) {
         // SAFETY: 16 writable bytes, 16-byte aligned: this function's contract.
         unsafe { vector::store_raw::<u32>(pointer.cast(), self) }
@@ -192,7 +191,7 @@ unsafe fn dims_copy<E: Unit>(Dims { y, x, rows, width_log2, d0, d1, d2, d3, d4, 
         while k < COLUMNS_PER_THREAD {
             let column = column + k * width;
             if column < inner.size {
-                // SAFETY: as above.
+                // SAFETY: every index is below its dimension, and y's layout is inside y, which overlaps nothing.
                 unsafe { units[k as usize].store(y.add((y_offset + column * inner.y) as usize)) };
             }
             k += 1;

@@ -20,7 +20,7 @@ const WARPS: u32 = BLOCK / 32;
 /// The parameters of the kernel.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Rows {
+pub struct CrossEntropy {
     /// [gridDim.x]
     pub loss: *mut f32,
     /// [gridDim.x, cols], disjoint from loss; read and written
@@ -37,9 +37,9 @@ pub const KERNELS: &[KernelInfo] = &[cross_entropy_f32.info()];
 /// grid = [rows]
 ///
 /// # Safety
-/// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`CrossEntropy`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = BLOCK, shared(maxima: [f32; WARPS], sums: [f32; WARPS]), shuffles = 10)]
-pub unsafe fn cross_entropy_f32(Rows { loss, x, labels, cols, scale }: Rows) {
+pub unsafe fn cross_entropy_f32(CrossEntropy { loss, x, labels, cols, scale }: CrossEntropy) {
     let (row, tid) = (thread::block_idx_x() as usize, thread::thread_idx_x());
     // SAFETY: one block per row; every column is below cols. All threads are at the barriers of the reductions, before which
     // nothing is written; each thread writes its own columns.

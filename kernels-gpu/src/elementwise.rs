@@ -128,7 +128,7 @@ unsafe fn map<T: Vector>(One { y, x, n, head, .. }: One<T>, f: impl Fn(f32) -> f
         T::LEN,
         // SAFETY: `for_each` gives indices of whole vectors below n, aligned because `head` is; y does not overlap x.
         |i| unsafe { T::load_vector(x.add(i as usize)) },
-        // SAFETY: as above.
+        // SAFETY: the same whole vector below n, aligned; y overlaps nothing.
         |i, values| unsafe { T::store_vector(y.add(i as usize), T::map(values, &f)) },
         // SAFETY: i < n.
         |i| unsafe { *y.add(i as usize) = T::from_f32(f(T::load(x.add(i as usize)))) },
@@ -148,7 +148,7 @@ unsafe fn zip<T: Vector>(Two { z, x, y, n, head, period }: Two<T>, f: impl Fn(f3
         // SAFETY: `for_each` gives indices of whole vectors below n, aligned for x and, modulo the period, for y because
         // `head` is; z overlaps neither.
         |i| unsafe { (T::load_vector(x.add(i as usize)), T::load_vector(y.add(y_index(i)))) },
-        // SAFETY: as above.
+        // SAFETY: the same whole vector below n, aligned; z overlaps nothing.
         |i, (x, y)| unsafe { T::store_vector(z.add(i as usize), T::zip(x, y, &f)) },
         // SAFETY: i < n, and the index into y is below its length.
         |i| unsafe {

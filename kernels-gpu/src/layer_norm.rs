@@ -2,7 +2,7 @@
 //!
 //! Idea: the corrected two-pass algorithm. d = x − m with m the rounded mean; then mean = m + δ with δ = mean(d), and
 //! var = mean(d²) − δ². δ corrects the rounding of m, so rows far from zero and rows with outliers keep their accuracy.
-//! Rows that fit stay in registers and are read once; longer rows are read three times. With few rows, weights and biases
+//! LayerNorm that fit stay in registers and are read once; longer rows are read three times. With few rows, weights and biases
 //! are loaded early, as in `rms_norm`.
 //! Source: Ba et al. 2016, "Layer normalization"; Chan, Golub & LeVeque 1983, "Algorithms for computing the sample
 //! variance", equation 1.7.
@@ -13,16 +13,15 @@
 //! | layer_norm_few_f32      | 1 block, in registers, and weights and biases | cols ≤ 8192, few rows |
 //! | layer_norm_block_‹t›    | 1 block, in registers             | cols ≤ 8192   |
 //! | layer_norm_stream_‹t›   | 1 block                           | cols > 8192   |
-//! | layer_norm_textbook_f32 | 1 block of 8 warps, three passes  | the baseline of benches |
 
 use crate::device::columns::each_group;
 use crate::device::math::{fma, rsqrt};
 use crate::device::rows::{
-    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, block_columns, expect_weights, warp_row,
+    Block, ROW_BLOCK, ROW_WARPS, RowKernels, Team, WARP_BLOCK, block_columns, expect_weights, warp_row,
 };
-use crate::device::{Columns, F16, Vector, textbook};
+use crate::device::{Columns, F16, Vector};
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
-use cuda_std::{KernelInfo, KernelSpec};
 
 /// Words of scratch memory: three sums per warp.
 const SCRATCH: u32 = 3 * ROW_WARPS;
@@ -30,7 +29,7 @@ const SCRATCH: u32 = 3 * ROW_WARPS;
 /// The parameters of the kernels.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Rows<T> {
+pub struct LayerNorm<T> {
     /// [rows, cols]
     pub y: *mut T,
     /// [rows, cols], disjoint from y
@@ -49,44 +48,15 @@ pub struct Rows<T> {
     pub lanes: u32,
 }
 
-/// The parameters of the textbook kernel.
-#[derive(Clone, Copy, KernelParams)]
-#[repr(C)]
-pub struct Textbook {
-    /// [gridDim.x, cols]
-    pub y: *mut f32,
-    /// [gridDim.x, cols], disjoint from y
-    pub x: *const f32,
-    /// [cols], disjoint from y
-    pub weight: *const f32,
-    /// [cols], disjoint from y
-    pub bias: *const f32,
-    pub cols: u32,
-    pub eps: f32,
-}
-
-/// The kernels of one element type.
-#[derive(Clone, Copy)]
-pub struct Kernels<T> {
-    /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
-    pub warp: KernelSpec<Rows<T>>,
-    /// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
-    pub block: KernelSpec<Rows<T>>,
-    /// As `block`, for few rows. For f16 it is `block`: there the instructions cost more than the wait for the weights.
-    pub few: KernelSpec<Rows<T>>,
-    /// grid = [rows]
-    pub stream: KernelSpec<Rows<T>>,
-}
-
 /// δ, which is subtracted from x − m, and 1/√(var + eps).
 struct Scale {
     delta: f32,
     factor: f32,
 }
 
+#[inlined]
 impl Scale {
     /// From the sums of d and of d², and 1 / cols.
-    #[inline(always)]
     fn new([sum, squares]: [f32; 2], per_col: f32, eps: f32) -> Self {
         let delta = sum * per_col;
         let variance = (squares * per_col - delta * delta).max(0.0);
@@ -94,7 +64,6 @@ impl Scale {
         Self { delta, factor: rsqrt(variance + eps) }
     }
 
-    #[inline(always)]
     fn apply(&self, d: f32, weight: f32, bias: f32) -> f32 {
         fma((d - self.delta) * self.factor, weight, bias)
     }
@@ -247,10 +216,10 @@ macro_rules! kernels {
     )*) => {
         $(
             /// # Safety
-            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
-            /// 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`Kernels::warp`] says.
+            /// [`LayerNorm`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`RowKernels::warp`] says.
             #[kernel(block = WARP_BLOCK, shuffles = 15)]
-            pub unsafe fn $warp(p: Rows<$ty>) {
+            pub unsafe fn $warp(p: LayerNorm<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = row as usize * p.cols as usize;
                 // SAFETY: row < rows, so the row is inside x and y; all lanes of the warp are here.
@@ -263,7 +232,7 @@ macro_rules! kernels {
             /// As the warp kernel, with a block for each of the rows and
             /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
             #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
-            pub unsafe fn $block(p: Rows<$ty>) {
+            pub unsafe fn $block(p: LayerNorm<$ty>) {
                 let (at, columns) = block_row(&p);
                 let team = Block(scratch);
                 // SAFETY: one block per row, so the row is inside x and y; all threads are here.
@@ -276,10 +245,10 @@ macro_rules! kernels {
                 /// # Safety
                 /// As the block kernel.
                 #[kernel(block = ROW_BLOCK, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
-                pub unsafe fn $own_few(p: Rows<$ty>) {
+                pub unsafe fn $own_few(p: LayerNorm<$ty>) {
                     let (at, columns) = block_row(&p);
                     let team = Block(scratch);
-                    // SAFETY: as in the block kernel.
+                    // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                     unsafe {
                         row_in_registers::<$ty, $block_groups, true>(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, team);
                     }
@@ -289,20 +258,20 @@ macro_rules! kernels {
             /// # Safety
             /// As the block kernel, for any cols.
             #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
-            pub unsafe fn $stream(p: Rows<$ty>) {
+            pub unsafe fn $stream(p: LayerNorm<$ty>) {
                 let (at, columns) = block_row(&p);
                 // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                 unsafe { stream_row(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, Block(scratch)) }
             }
 
             /// The kernels of this element type.
-            pub const $name: Kernels<$ty> = Kernels { warp: $warp, block: $block, few: $few, stream: $stream };
+            pub const $name: RowKernels<LayerNorm<$ty>> =
+                RowKernels { warp: $warp, block: $block, few: $few, stream: $stream };
         )*
 
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[
             $($warp.info(), $block.info(), $stream.info(), $($own_few.info(),)?)*
-            layer_norm_textbook_f32.info(),
         ];
     };
 }
@@ -314,23 +283,6 @@ kernels! {
 
 /// The address of a block's row, and how its threads divide it.
 #[inline(always)]
-fn block_row<T: Vector>(p: &Rows<T>) -> (usize, Columns) {
+fn block_row<T: Vector>(p: &LayerNorm<T>) -> (usize, Columns) {
     (thread::block_idx_x() as usize * p.cols as usize, block_columns::<T>(p.cols, p.vectors))
-}
-
-/// # Safety
-/// As [`layer_norm_stream_f32`], with a block for each row.
-#[kernel(block = textbook::BLOCK, shared(scratch: [f32; textbook::BLOCK]))]
-pub unsafe fn layer_norm_textbook_f32(Textbook { y, x, weight, bias, cols, eps }: Textbook) {
-    let at = thread::block_idx_x() as usize * cols as usize;
-    // SAFETY: one block per row, so the row is inside x and y; all threads are here; c < cols.
-    unsafe {
-        let (x, y) = (x.add(at), y.add(at));
-        let sum = textbook::fold(x, cols, 0.0, |sum, x| sum + x);
-        let mean = textbook::reduce(sum, scratch, |a, b| a + b) / cols as f32;
-        let squares = textbook::fold(x, cols, 0.0, |sum, x| sum + (x - mean) * (x - mean));
-        let variance = textbook::reduce(squares, scratch, |a, b| a + b) / cols as f32;
-        let scale = rsqrt(variance + eps);
-        textbook::write(y, x, cols, |c, x| (x - mean) * scale * *weight.add(c) + *bias.add(c));
-    }
 }

@@ -11,15 +11,17 @@
 //! | ‹norm›_backward_block_‹t›     | 1 block               | cols > 1024 |
 
 use crate::device::math::rsqrt;
-use crate::device::rows::{Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, block_columns, warp_row};
+use crate::device::rows::{
+    Block, ROW_BLOCK, ROW_WARPS, RowKernels, Team, WARP_BLOCK, block_columns, warp_row,
+};
 use crate::device::{Columns, F16, Vector};
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
-use cuda_std::{KernelInfo, KernelSpec};
 
 /// The parameters of the kernels.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Rows<T> {
+pub struct NormBackward<T> {
     /// [rows, cols]
     pub dx: *mut T,
     /// [rows, 2], disjoint from the others
@@ -40,24 +42,20 @@ pub struct Rows<T> {
     pub lanes: u32,
 }
 
-/// The kernels of one norm and one element type.
-#[derive(Clone, Copy)]
-pub struct Kernels<T> {
-    /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
-    pub warp: KernelSpec<Rows<T>>,
-    /// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
-    pub block: KernelSpec<Rows<T>>,
-}
-
 /// Number of values that are combined over a row's threads.
 const COMBINED: u32 = 4;
 
 /// Computes row `r`. CENTRED: for layer norm.
 ///
 /// # Safety
-/// [`Rows`] holds of p, and r < rows; all threads of the team are here.
+/// [`NormBackward`] holds of p, and r < rows; all threads of the team are here.
 #[inline(always)]
-unsafe fn row<T: Vector, const CENTRED: bool>(p: &Rows<T>, r: u32, columns: Columns, team: impl Team) {
+unsafe fn row<T: Vector, const CENTRED: bool>(
+    p: &NormBackward<T>,
+    r: u32,
+    columns: Columns,
+    team: impl Team,
+) {
     let at = r as usize * p.cols as usize;
     let per_col = 1.0 / p.cols as f32;
     // SAFETY: r < rows, so the row is inside the tensors, and all threads of the team are here: this function's contract.
@@ -125,10 +123,10 @@ macro_rules! kernels {
     ($($name:ident $ty:ty, $centred:literal, $shuffles:literal: $warp:ident, $block:ident;)*) => {
         $(
             /// # Safety
-            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
-            /// launched as [`Kernels::warp`] says, with at least one row.
+            /// [`NormBackward`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// launched as [`RowKernels::warp`] says, with at least one row.
             #[kernel(block = WARP_BLOCK, shuffles = $shuffles)]
-            pub unsafe fn $warp(p: Rows<$ty>) {
+            pub unsafe fn $warp(p: NormBackward<$ty>) {
                 let (r, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 // SAFETY: r < rows; all lanes of the warp are here.
                 unsafe { row::<$ty, $centred>(&p, r, columns, team) }
@@ -137,14 +135,15 @@ macro_rules! kernels {
             /// # Safety
             /// As the warp kernel, with a block for each of the rows.
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = $shuffles)]
-            pub unsafe fn $block(p: Rows<$ty>) {
+            pub unsafe fn $block(p: NormBackward<$ty>) {
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
                 // SAFETY: one block per row; all threads are here.
                 unsafe { row::<$ty, $centred>(&p, thread::block_idx_x(), columns, Block(scratch)) }
             }
 
             /// The kernels of this norm and element type.
-            pub const $name: Kernels<$ty> = Kernels { warp: $warp, block: $block };
+            pub const $name: RowKernels<NormBackward<$ty>> =
+                RowKernels { warp: $warp, block: $block, few: $block, stream: $block };
         )*
 
         /// All kernels of this file.

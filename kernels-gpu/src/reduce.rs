@@ -79,9 +79,9 @@ struct Best {
     column: u32,
 }
 
+#[inlined]
 impl Best {
     /// The first of equal values is kept, so columns must come in increasing order.
-    #[inline(always)]
     fn push(&mut self, column: u32, x: f32) {
         if x > self.value || (x.is_nan() && !self.value.is_nan()) {
             *self = Self { value: x, column };
@@ -89,7 +89,6 @@ impl Best {
     }
 
     /// This thread's candidate; its columns are relative to `first`.
-    #[inline(always)]
     fn proposal(self, first: u32) -> Proposal {
         Proposal { order: order(self.value), column: first.saturating_add(self.column) }
     }
@@ -233,7 +232,7 @@ unsafe fn own_best<T: Vector>(x: *const T, columns: Columns) -> Best {
 /// The parameters of the warp kernels. R is the type of a row's result.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Rows<R, T> {
+pub struct ReduceRows<R, T> {
     /// [rows], disjoint from x
     pub y: *mut R,
     /// [rows, cols]
@@ -262,7 +261,7 @@ pub struct Parts<R, T, F> {
     /// (parts − 1) · part_cols < cols ≤ parts · part_cols; a multiple of 8 with `vectors`.
     pub part_cols: u32,
     pub parts: u32,
-    /// As [`Rows::vectors`].
+    /// As [`ReduceRows::vectors`].
     pub vectors: u32,
 }
 
@@ -270,7 +269,7 @@ pub struct Parts<R, T, F> {
 #[derive(Clone, Copy)]
 pub struct Kernels<R, T, F> {
     /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
-    pub warp: KernelSpec<Rows<R, T>>,
+    pub warp: KernelSpec<ReduceRows<R, T>>,
     /// grid = [rows · parts], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
     pub block: KernelSpec<Parts<R, T, F>>,
 }
@@ -283,10 +282,10 @@ macro_rules! kernels {
     $(
         $(
             /// # Safety
-            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// [`ReduceRows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// cols > 0 unless it is a sum. Launched as [`Kernels::warp`] says.
             #[kernel(block = WARP_BLOCK, shuffles = 5)]
-            pub unsafe fn $warp(p: Rows<$ty, $ty>) {
+            pub unsafe fn $warp(p: ReduceRows<$ty, $ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 // SAFETY: row < rows, so the row is inside x; all lanes of the warp are here.
                 unsafe {
@@ -320,7 +319,7 @@ macro_rules! kernels {
         /// # Safety
         /// As the warp kernel of the maximum.
         #[kernel(block = WARP_BLOCK, shuffles = 10)]
-        pub unsafe fn $argmax_warp(p: Rows<u32, $ty>) {
+        pub unsafe fn $argmax_warp(p: ReduceRows<u32, $ty>) {
             let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
             // SAFETY: row < rows, so the row is inside x; all lanes of the warp are here.
             unsafe {

@@ -11,21 +11,20 @@
 //! | rms_norm_few_f32      | 1 block, in registers, and the weights | cols ≤ 8192, few rows |
 //! | rms_norm_block_‹t›    | 1 block, in registers             | cols ≤ 8192   |
 //! | rms_norm_stream_‹t›   | 1 block                           | cols > 8192   |
-//! | rms_norm_textbook_f32 | 1 block of 8 warps, two passes    | the baseline of benches |
 
 use crate::device::columns::each_group;
 use crate::device::math::rsqrt;
 use crate::device::rows::{
-    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, block_columns, expect_weights, warp_row,
+    Block, ROW_BLOCK, ROW_WARPS, RowKernels, Team, WARP_BLOCK, block_columns, expect_weights, warp_row,
 };
-use crate::device::{Columns, F16, Vector, textbook};
+use crate::device::{Columns, F16, Vector};
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
-use cuda_std::{KernelInfo, KernelSpec};
 
 /// The parameters of the kernels.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Rows<T> {
+pub struct RmsNorm<T> {
     /// [rows, cols]
     pub y: *mut T,
     /// [rows, cols], disjoint from y
@@ -40,33 +39,6 @@ pub struct Rows<T> {
     /// Lanes of a warp for each row, only for the warp kernels: a power of two up to 32, at least
     /// [`row_lanes`](crate::device::rows::row_lanes).
     pub lanes: u32,
-}
-
-/// The parameters of the textbook kernel.
-#[derive(Clone, Copy, KernelParams)]
-#[repr(C)]
-pub struct Textbook {
-    /// [gridDim.x, cols]
-    pub y: *mut f32,
-    /// [gridDim.x, cols], disjoint from y
-    pub x: *const f32,
-    /// [cols], disjoint from y
-    pub weight: *const f32,
-    pub cols: u32,
-    pub eps: f32,
-}
-
-/// The kernels of one element type.
-#[derive(Clone, Copy)]
-pub struct Kernels<T> {
-    /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
-    pub warp: KernelSpec<Rows<T>>,
-    /// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
-    pub block: KernelSpec<Rows<T>>,
-    /// As `block`, for few rows. For f16 it is `block`: there the instructions cost more than the wait for the weights.
-    pub few: KernelSpec<Rows<T>>,
-    /// grid = [rows]
-    pub stream: KernelSpec<Rows<T>>,
 }
 
 /// y, x: one row of at most N groups of columns.   EARLY: the weights are loaded along with x.
@@ -155,10 +127,10 @@ macro_rules! kernels {
     )*) => {
         $(
             /// # Safety
-            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
-            /// 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`Kernels::warp`] says.
+            /// [`RmsNorm`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`RowKernels::warp`] says.
             #[kernel(block = WARP_BLOCK, shuffles = 5)]
-            pub unsafe fn $warp(p: Rows<$ty>) {
+            pub unsafe fn $warp(p: RmsNorm<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = row as usize * p.cols as usize;
                 // SAFETY: row < rows, so the row is inside x and y; all lanes of the warp are here.
@@ -171,7 +143,7 @@ macro_rules! kernels {
             /// As the warp kernel, with a block for each of the rows and
             /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
-            pub unsafe fn $block(p: Rows<$ty>) {
+            pub unsafe fn $block(p: RmsNorm<$ty>) {
                 let (at, columns) = block_row(&p);
                 let team = Block(scratch);
                 // SAFETY: one block per row, so the row is inside x and y; all threads are here.
@@ -184,10 +156,10 @@ macro_rules! kernels {
                 /// # Safety
                 /// As the block kernel.
                 #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
-                pub unsafe fn $own_few(p: Rows<$ty>) {
+                pub unsafe fn $own_few(p: RmsNorm<$ty>) {
                     let (at, columns) = block_row(&p);
                     let team = Block(scratch);
-                    // SAFETY: as in the block kernel.
+                    // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                     unsafe {
                         row_in_registers::<$ty, $block_groups, true>(p.y.add(at), p.x.add(at), p.weight, p.cols, p.eps, columns, team);
                     }
@@ -197,20 +169,20 @@ macro_rules! kernels {
             /// # Safety
             /// As the block kernel, for any cols.
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
-            pub unsafe fn $stream(p: Rows<$ty>) {
+            pub unsafe fn $stream(p: RmsNorm<$ty>) {
                 let (at, columns) = block_row(&p);
                 // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                 unsafe { stream_row(p.y.add(at), p.x.add(at), p.weight, p.cols, p.eps, columns, Block(scratch)) }
             }
 
             /// The kernels of this element type.
-            pub const $name: Kernels<$ty> = Kernels { warp: $warp, block: $block, few: $few, stream: $stream };
+            pub const $name: RowKernels<RmsNorm<$ty>> =
+                RowKernels { warp: $warp, block: $block, few: $few, stream: $stream };
         )*
 
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[
             $($warp.info(), $block.info(), $stream.info(), $($own_few.info(),)?)*
-            rms_norm_textbook_f32.info(),
         ];
     };
 }
@@ -222,21 +194,6 @@ kernels! {
 
 /// The address of a block's row, and how its threads divide it.
 #[inline(always)]
-fn block_row<T: Vector>(p: &Rows<T>) -> (usize, Columns) {
+fn block_row<T: Vector>(p: &RmsNorm<T>) -> (usize, Columns) {
     (thread::block_idx_x() as usize * p.cols as usize, block_columns::<T>(p.cols, p.vectors))
-}
-
-/// # Safety
-/// As [`rms_norm_stream_f32`], with a block for each row.
-#[kernel(block = textbook::BLOCK, shared(scratch: [f32; textbook::BLOCK]))]
-pub unsafe fn rms_norm_textbook_f32(Textbook { y, x, weight, cols, eps }: Textbook) {
-    let at = thread::block_idx_x() as usize * cols as usize;
-    // SAFETY: one block per row, so the row is inside x and y; all threads are here; c < cols.
-    unsafe {
-        let (x, y) = (x.add(at), y.add(at));
-        let squares = textbook::fold(x, cols, 0.0, |sum, x| sum + x * x);
-        let squares = textbook::reduce(squares, scratch, |a, b| a + b);
-        let scale = rsqrt(squares / cols as f32 + eps);
-        textbook::write(y, x, cols, |c, x| x * scale * *weight.add(c));
-    }
 }

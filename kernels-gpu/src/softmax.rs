@@ -12,14 +12,14 @@
 //! | softmax_stream_‹t›   | 1 block of 32 warps, online          | cols > 32768  |
 //! | softmax_part_‹t›     | a block per part: its max and sum    | cols > 32768, fewer rows than would fill the device |
 //! | softmax_merge_‹t›    | a block per part: writes it          | after softmax_part_‹t›  |
-//! | softmax_textbook_f32 | 1 block of 8 warps, three passes     | the baseline of benches |
 
 use crate::device::columns::each_group;
 use crate::device::math::{exp, rcp};
 use crate::device::rows::{
-    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, WIDE_BLOCK, WIDE_WARPS, block_columns, warp_row,
+    Block, ROW_BLOCK, ROW_WARPS, RowKernels, Team, WARP_BLOCK, WIDE_BLOCK, WIDE_WARPS, block_columns,
+    warp_row,
 };
-use crate::device::{Columns, F16, Vector, textbook};
+use crate::device::{Columns, F16, Vector};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
@@ -32,7 +32,7 @@ const COMBINED: u32 = 2;
 /// The parameters of the kernels that take whole rows.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Rows<T> {
+pub struct Softmax<T> {
     /// [rows, cols]
     pub y: *mut T,
     /// [rows, cols], disjoint from y
@@ -49,7 +49,7 @@ pub struct Rows<T> {
 /// The parameters of the kernels that find the maximum and the sum of each part of a row.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Part<T> {
+pub struct SoftmaxPart<T> {
     /// [rows, parts, 2], disjoint from x
     pub normalizers: *mut f32,
     /// [rows, cols]
@@ -58,7 +58,7 @@ pub struct Part<T> {
     /// A multiple of 8, with (parts − 1) · part_cols < cols ≤ parts · part_cols.
     pub part_cols: u32,
     pub parts: u32,
-    /// As [`Rows::vectors`].
+    /// As [`Softmax::vectors`].
     pub vectors: u32,
 }
 
@@ -73,37 +73,21 @@ pub struct Merge<T> {
     /// [rows, parts, 2], as the part kernel has written them
     pub normalizers: *const f32,
     pub cols: u32,
-    /// As [`Part::part_cols`].
+    /// As [`SoftmaxPart::part_cols`].
     pub part_cols: u32,
     pub parts: u32,
-    /// As [`Rows::vectors`].
+    /// As [`Softmax::vectors`].
     pub vectors: u32,
-}
-
-/// The parameters of the textbook kernel.
-#[derive(Clone, Copy, KernelParams)]
-#[repr(C)]
-pub struct Textbook {
-    /// [gridDim.x, cols]
-    pub y: *mut f32,
-    /// [gridDim.x, cols]
-    pub x: *const f32,
-    pub cols: u32,
 }
 
 /// The kernels of one element type.
 #[derive(Clone, Copy)]
 pub struct Kernels<T> {
-    /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
-    pub warp: KernelSpec<Rows<T>>,
-    /// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
-    pub block: KernelSpec<Rows<T>>,
+    pub rows: RowKernels<Softmax<T>>,
     /// grid = [rows], or with the fewer threads of [`wide_threads`](crate::device::rows::wide_threads)
-    pub wide: KernelSpec<Rows<T>>,
-    /// grid = [rows]
-    pub stream: KernelSpec<Rows<T>>,
+    pub wide: KernelSpec<Softmax<T>>,
     /// grid = [rows · parts]
-    pub part: KernelSpec<Part<T>>,
+    pub part: KernelSpec<SoftmaxPart<T>>,
     /// grid = [rows · parts]
     pub merge: KernelSpec<Merge<T>>,
 }
@@ -158,24 +142,22 @@ struct Normalizer {
     sum: f32,
 }
 
+#[inlined]
 impl Normalizer {
     const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
     /// The base of the exponents. It is zero while all values are −∞ (or NaN), so that each −∞ adds e^−∞ = 0 and a NaN is
     /// propagated.
-    #[inline(always)]
     fn base(self) -> f32 {
         if self.max == f32::NEG_INFINITY { 0.0 } else { self.max }
     }
 
     /// The same sum relative to a larger maximum.
-    #[inline(always)]
     fn rescaled(self, max: f32) -> Self {
         let new = Self { max, sum: self.sum };
         Self { max, sum: self.sum * exp(self.max - new.base()) }
     }
 
-    #[inline(always)]
     fn push<T: Vector>(self, values: T::Values) -> Self {
         let mut max = self.max;
         T::map(values, |x| {
@@ -192,13 +174,13 @@ impl Normalizer {
     }
 }
 
+#[inlined]
 impl Normalizer {
     /// The normaliser of a thread's part of a row.
     ///
     /// # Safety
     /// `x` valid for the row.
-    #[inline(always)]
-    unsafe fn of<T: Vector>(x: *const T, columns: Columns) -> Self {
+    unsafe fn read<T: Vector>(x: *const T, columns: Columns) -> Self {
         let mut own = Self::EMPTY;
         let mut i = 0;
         while columns.has(i) {
@@ -215,7 +197,6 @@ impl Normalizer {
     ///
     /// # Safety
     /// All threads of the team are here.
-    #[inline(always)]
     unsafe fn together(self, team: impl Team) -> Self {
         // SAFETY: all threads of the team are here: this function's contract.
         unsafe {
@@ -229,7 +210,6 @@ impl Normalizer {
     ///
     /// # Safety
     /// `x` and `y` valid for the row, disjoint.
-    #[inline(always)]
     unsafe fn write<T: Vector>(self, y: *mut T, x: *const T, columns: Columns) {
         let scale = rcp(self.sum);
         let mut i = 0;
@@ -264,10 +244,10 @@ macro_rules! kernels {
     )*) => {
         $(
             /// # Safety
-            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
-            /// cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`Kernels::warp`] says.
+            /// [`Softmax`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`RowKernels::warp`] says.
             #[kernel(block = WARP_BLOCK, shuffles = 10)]
-            pub unsafe fn $warp(p: Rows<$ty>) {
+            pub unsafe fn $warp(p: Softmax<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = row as usize * p.cols as usize;
                 // SAFETY: row < rows, so the row is inside x and y; all lanes of the warp are here.
@@ -278,7 +258,7 @@ macro_rules! kernels {
             /// As the warp kernel, with a block for each of the rows and
             /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
-            pub unsafe fn $block(p: Rows<$ty>) {
+            pub unsafe fn $block(p: Softmax<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
                 // SAFETY: one block per row, so the row is inside x and y; all threads are here.
@@ -288,34 +268,34 @@ macro_rules! kernels {
             /// # Safety
             /// As the block kernel, with cols ≤ [`MAX_WIDE_COLS`](crate::device::rows::MAX_WIDE_COLS).
             #[kernel(block = WIDE_BLOCK, shared(scratch: [f32; COMBINED * WIDE_WARPS]), shuffles = 10)]
-            pub unsafe fn $wide(p: Rows<$ty>) {
+            pub unsafe fn $wide(p: Softmax<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
-                // SAFETY: as in the block kernel.
+                // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                 unsafe { row_in_registers::<$ty, $wide_groups>(p.y.add(at), p.x.add(at), columns, Block(scratch)) }
             }
 
             /// # Safety
             /// As the block kernel, for any cols.
             #[kernel(block = STREAM_BLOCK, shared(scratch: [f32; COMBINED * STREAM_WARPS]), shuffles = 10)]
-            pub unsafe fn $stream(p: Rows<$ty>) {
+            pub unsafe fn $stream(p: Softmax<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
-                // SAFETY: as in the block kernel.
+                // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                 unsafe {
-                    let whole = Normalizer::of(p.x.add(at), columns).together(Block(scratch));
+                    let whole = Normalizer::read(p.x.add(at), columns).together(Block(scratch));
                     whole.write(p.y.add(at), p.x.add(at), columns)
                 }
             }
 
             /// # Safety
-            /// [`Part`] constrains the pointers, which are valid as the warp kernel's, and part_cols.
+            /// [`SoftmaxPart`] constrains the pointers, which are valid as the warp kernel's, and part_cols.
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
-            pub unsafe fn $part(p: Part<$ty>) {
+            pub unsafe fn $part(p: SoftmaxPart<$ty>) {
                 let (part, at, columns) = place_part::<$ty>(p.cols, p.part_cols, p.parts, p.vectors);
                 // SAFETY: a block per part, so it is inside x and its normalizer inside theirs; all threads are here.
                 unsafe {
-                    let own = Normalizer::of(p.x.add(at), columns).together(Block(scratch));
+                    let own = Normalizer::read(p.x.add(at), columns).together(Block(scratch));
                     if thread::thread_idx_x() == 0 {
                         *p.normalizers.add(2 * part as usize) = own.max;
                         *p.normalizers.add(2 * part as usize + 1) = own.sum;
@@ -344,14 +324,15 @@ macro_rules! kernels {
             }
 
             /// The kernels of this element type.
-            pub const $name: Kernels<$ty> =
-                Kernels { warp: $warp, block: $block, wide: $wide, stream: $stream, part: $part, merge: $merge };
+            pub const $name: Kernels<$ty> = {
+                let rows = RowKernels { warp: $warp, block: $block, few: $block, stream: $stream };
+                Kernels { rows, wide: $wide, part: $part, merge: $merge }
+            };
         )*
 
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[
             $($warp.info(), $block.info(), $wide.info(), $stream.info(), $part.info(), $merge.info(),)*
-            softmax_textbook_f32.info(),
         ];
     };
 }
@@ -363,20 +344,4 @@ kernels! {
     OF_F16 F16: softmax_warp_f16 4, softmax_block_f16 2,
         softmax_wide_f16 4, softmax_stream_f16, softmax_part_f16,
         softmax_merge_f16;
-}
-
-/// # Safety
-/// [`Textbook`] constrains the pointers, which are valid on the launching stream; a block for each row.
-#[kernel(block = textbook::BLOCK, shared(scratch: [f32; textbook::BLOCK]))]
-pub unsafe fn softmax_textbook_f32(Textbook { y, x, cols }: Textbook) {
-    let at = thread::block_idx_x() as usize * cols as usize;
-    // SAFETY: one block per row, so the row is inside x and y; all threads are here.
-    unsafe {
-        let (x, y) = (x.add(at), y.add(at));
-        let max = textbook::fold(x, cols, f32::NEG_INFINITY, f32::max);
-        let max = textbook::reduce(max, scratch, f32::max);
-        let sum = textbook::fold(x, cols, 0.0, |sum, x| sum + exp(x - max));
-        let sum = textbook::reduce(sum, scratch, |a, b| a + b);
-        textbook::write(y, x, cols, |_, x| exp(x - max) / sum);
-    }
 }

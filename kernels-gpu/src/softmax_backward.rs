@@ -5,15 +5,17 @@
 //! | softmax_backward_warp_‹t›  | 8 to 32 lanes of a warp | cols ≤ 1024 |
 //! | softmax_backward_block_‹t› | 1 block               | cols > 1024 |
 
-use crate::device::rows::{Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, block_columns, warp_row};
+use crate::device::rows::{
+    Block, ROW_BLOCK, ROW_WARPS, RowKernels, Team, WARP_BLOCK, block_columns, warp_row,
+};
 use crate::device::{Columns, F16, Vector};
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
-use cuda_std::{KernelInfo, KernelSpec};
 
 /// The parameters of the kernels.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Rows<T> {
+pub struct SoftmaxBackward<T> {
     /// [rows, cols]
     pub dx: *mut T,
     /// [rows, cols], disjoint from dx
@@ -27,15 +29,6 @@ pub struct Rows<T> {
     /// Lanes of a warp for each row, only for the warp kernels: a power of two up to 32, at least
     /// [`row_lanes`](crate::device::rows::row_lanes).
     pub lanes: u32,
-}
-
-/// The kernels of one element type.
-#[derive(Clone, Copy)]
-pub struct Kernels<T> {
-    /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
-    pub warp: KernelSpec<Rows<T>>,
-    /// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
-    pub block: KernelSpec<Rows<T>>,
 }
 
 /// One row.
@@ -71,10 +64,10 @@ macro_rules! kernels {
     ($($name:ident $ty:ty: $warp:ident, $block:ident;)*) => {
         $(
             /// # Safety
-            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
-            /// launched as [`Kernels::warp`] says, with at least one row.
+            /// [`SoftmaxBackward`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// launched as [`RowKernels::warp`] says, with at least one row.
             #[kernel(block = WARP_BLOCK, shuffles = 5)]
-            pub unsafe fn $warp(p: Rows<$ty>) {
+            pub unsafe fn $warp(p: SoftmaxBackward<$ty>) {
                 let (r, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = r as usize * p.cols as usize;
                 // SAFETY: r < rows, so the row is inside the tensors; all lanes of the warp are here.
@@ -84,7 +77,7 @@ macro_rules! kernels {
             /// # Safety
             /// As the warp kernel, with a block for each of the rows.
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
-            pub unsafe fn $block(p: Rows<$ty>) {
+            pub unsafe fn $block(p: SoftmaxBackward<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
                 // SAFETY: one block per row, so the row is inside the tensors; all threads are here.
@@ -92,7 +85,8 @@ macro_rules! kernels {
             }
 
             /// The kernels of this element type.
-            pub const $name: Kernels<$ty> = Kernels { warp: $warp, block: $block };
+            pub const $name: RowKernels<SoftmaxBackward<$ty>> =
+                RowKernels { warp: $warp, block: $block, few: $block, stream: $block };
         )*
 
         /// All kernels of this file.

@@ -12,7 +12,6 @@
 //! | transpose_vectors_b32  | rows and cols are multiples of 4                  |
 //! | transpose_pairs_b16    | rows are a multiple of 8, cols even               |
 //! | transpose_tile_b‹n›    | else                                              |
-//! | transpose_textbook_f32 | one thread per element, the baseline of benches   |
 
 use crate::device::element::load_word;
 use crate::device::vector::{load_raw, store_raw};
@@ -35,8 +34,6 @@ const STEPS_B32: usize = ((TILE + SECTOR / 4) / STEP) as usize;
 const STEPS_B16: usize = ((TILE + SECTOR / 2) / STEP) as usize;
 /// Threads of a block of the vector kernels.
 const VECTOR_BLOCK: u32 = WIDTH * STEP;
-/// Rows and columns of a block of the textbook kernel.
-pub const TEXTBOOK_TILE: u32 = 16;
 
 /// The parameters of the kernels.
 #[derive(Clone, Copy, KernelParams)]
@@ -56,7 +53,6 @@ pub const KERNELS: &[KernelInfo] = &[
     transpose_tile_b16.info(),
     transpose_pairs_b16.info(),
     transpose_vectors_b32.info(),
-    transpose_textbook_f32.info(),
 ];
 
 /// Tiles along `rows` of elements of `size` bytes, where each may begin up to a sector earlier.
@@ -245,20 +241,5 @@ pub unsafe fn transpose_pairs_b16(Transpose { y, x, rows, cols }: Transpose<u16>
                 *y.add(rows as usize).cast() = (first >> 16) | (second & 0xffff_0000);
             }
         }
-    }
-}
-
-/// grid = [ceil(cols / TEXTBOOK_TILE), ceil(rows / TEXTBOOK_TILE), batch]
-///
-/// # Safety
-/// As [`transpose_tile_b32`].
-#[kernel(block = [TEXTBOOK_TILE, TEXTBOOK_TILE])]
-pub unsafe fn transpose_textbook_f32(Transpose { y, x, rows, cols }: Transpose<f32>) {
-    let c = thread::block_idx_x() * TEXTBOOK_TILE + thread::thread_idx_x();
-    let r = thread::block_idx_y() * TEXTBOOK_TILE + thread::thread_idx_y();
-    let matrix = thread::block_idx_z() as usize * rows as usize * cols as usize;
-    if r < rows && c < cols {
-        // SAFETY: r and c are inside the matrix.
-        unsafe { *y.add(matrix + (c * rows + r) as usize) = *x.add(matrix + (r * cols + c) as usize) };
     }
 }

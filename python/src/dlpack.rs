@@ -128,7 +128,7 @@ unsafe extern "C" fn delete_plain(managed: *mut Plain) {
 
 unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
     if !managed.is_null() {
-        // SAFETY: as above.
+        // SAFETY: `export` made both boxes, and a deleter is called once.
         unsafe {
             let managed = Box::from_raw(managed);
             drop(Box::from_raw(managed.context.cast::<Export>()));
@@ -367,7 +367,7 @@ fn of_capsule(capsule: &Bound<'_, PyAny>, device: Device) -> Result<Tensor> {
             (managed, &raw const (*versioned).tensor)
         }
     } else if !plain.is_null() {
-        // SAFETY: as above.
+        // SAFETY: the producer made it for the capsule's name.
         unsafe { (Managed::Plain(plain), &raw const (*plain).tensor) }
     } else {
         let message = "__dlpack__ returned no capsule that can be consumed";

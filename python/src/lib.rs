@@ -2,6 +2,8 @@
 //!
 //! Work runs with the GIL released. Memory is shared with numpy, and by DLPack with others, where it can be.
 
+#![allow(clippy::too_many_arguments, reason = "a Python function's keyword arguments are parameters here")]
+
 mod device;
 mod dlpack;
 mod error;

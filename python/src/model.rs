@@ -507,7 +507,7 @@ impl PyQwen3Vl {
             let outputs = prompt
                 .patches
                 .iter()
-                .map(|patches| self.inner.see(patches))
+                .map(|patches| self.inner.encode_image(patches))
                 .collect::<Result<Vec<_>, _>>()?;
             let seen = |_: usize, layer: &pascaline::Tensor| hidden.push(layer.clone());
             let logits = self.inner.trace(&prompt.ids, &outputs, &grids, seen)?;

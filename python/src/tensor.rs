@@ -4,6 +4,7 @@ use crate::device::{self, PyDevice, detached};
 use crate::dlpack;
 use crate::error::{Failure, Result, unsupported};
 use half::f16;
+use pascaline::internals::address as device_address;
 use pascaline::{DType, Device, Error, Tensor, ops};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
@@ -159,7 +160,7 @@ impl PyTensor {
         };
         let before = source.clone();
         let moved = detached(py, move || converted(source, &device, dtype))?;
-        let was_copied = moved.address() != before.address() || moved.dtype() != before.dtype();
+        let was_copied = device_address(&moved) != device_address(&before) || moved.dtype() != before.dtype();
         let copied = moved.device() != before.device() || was_copied;
         match copy {
             Some(false) if copied => {
@@ -349,7 +350,7 @@ pub fn address(x: &Tensor) -> u64 {
         x.as_slice::<T>().filter(|values| !values.is_empty()).map_or(0, |values| values.as_ptr() as u64)
     }
     match (x.device(), x.dtype()) {
-        (Device::Cuda(_), _) => x.address(),
+        (Device::Cuda(_), _) => device_address(x),
         (Device::Cpu, DType::F32) => of::<f32>(x),
         (Device::Cpu, DType::F16) => of::<f16>(x),
         (Device::Cpu, DType::U32) => of::<u32>(x),

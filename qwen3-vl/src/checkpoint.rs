@@ -3,7 +3,7 @@
 use super::adapter::{ADAPTER_TENSORS, Adapter};
 use super::config::Config;
 use super::footprint::Storage;
-use super::gguf::{self, GgmlType, Gguf, Kept, Tensors};
+use super::gguf::{self, DeviceStorage, GgmlType, Gguf, Tensors};
 use super::json::bad;
 use super::kernels::Stored;
 use super::model::{LoadOptions, Matrices};
@@ -134,7 +134,7 @@ impl Checkpoint {
     pub fn is_quantized(&self) -> bool {
         let Some([text, _]) = self.gguf() else { return false };
         let mut tensors = text.files().iter().flat_map(|container| container.tensors().values());
-        tensors.any(|info| Kept::of(info.ty).format().is_some())
+        tensors.any(|info| DeviceStorage::from(info.ty).format().is_some())
     }
 
     /// The options of [`LoadOptions::for_device`]; on the CPU with f16 if a GGUF model has no other floating-point matrices.
@@ -146,7 +146,8 @@ impl Checkpoint {
         let tensors =
             files.flat_map(|file| file.tensors()).filter(|(name, _)| *name != "v.position_embd.weight");
         let matrices = tensors.map(|(_, info)| info).filter(|info| info.shape.len() > 1);
-        let mut plain = matrices.filter(|info| Kept::of(info.ty) == Kept::Plain).peekable();
+        let mut plain =
+            matrices.filter(|info| DeviceStorage::from(info.ty) == DeviceStorage::Plain).peekable();
         let is_f16 = plain.peek().is_some() && plain.all(|info| info.ty == GgmlType::F16);
         if is_f16 { LoadOptions { dtype: DType::F16, ..usual } } else { usual }
     }
@@ -163,10 +164,10 @@ impl Checkpoint {
             let name = gguf::gguf_name(published, config)?;
             Some([text, vision].into_iter().find_map(|file| file.tensor(&name))?.ty)
         });
-        match ty.map_or(Kept::Plain, Kept::of) {
-            Kept::Plain => Storage::Float(options.dtype),
-            Kept::AsIs(format) => Storage::Stored(format),
-            Kept::Converted(format) => Storage::Quantized(format),
+        match ty.map_or(DeviceStorage::Plain, DeviceStorage::from) {
+            DeviceStorage::Plain => Storage::Float(options.dtype),
+            DeviceStorage::AsIs(format) => Storage::Stored(format),
+            DeviceStorage::Converted(format) => Storage::Quantized(format),
         }
     }
 
@@ -210,8 +211,8 @@ impl Checkpoint {
         let containers = files.into_iter().flat_map(Gguf::files);
         let tensors = containers.flat_map(|container| container.tensors().values());
         let matrices = tensors.filter(|info| info.shape.len() > 1);
-        let stored = matrices.map(|info| Kept::of(info.ty));
-        all.extend(stored.map(|kept| of(kept.format(), matches!(kept, Kept::Converted(_)))));
+        let stored = matrices.map(|info| DeviceStorage::from(info.ty));
+        all.extend(stored.map(|kept| of(kept.format(), matches!(kept, DeviceStorage::Converted(_)))));
         all
     }
 

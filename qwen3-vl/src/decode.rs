@@ -26,7 +26,7 @@ pub(super) struct Logits {
 }
 
 impl Logits {
-    pub fn of(all: Tensor, sampler: &Sampler) -> Result<Self> {
+    pub fn new(all: Tensor, sampler: &Sampler) -> Result<Self> {
         if !sampler.takes_the_largest() {
             return Ok(Self { all, best: None });
         }
@@ -71,16 +71,16 @@ impl Rows {
     }
 }
 
-/// Passes of a fixed number of tokens, and their inputs in device memory.
-struct Passes {
+/// RowPasses of a fixed number of tokens, and their inputs in device memory.
+struct RowPasses {
     rows: usize,
     /// For each stage, [rows + 2] u32: the tokens, the cache's length before them, and the index of the first one's angle.
     steps: Vec<Tensor>,
     captured: Option<Relay<Logits>>,
 }
 
-impl Passes {
-    fn of(rows: usize, text: &TextModel) -> Result<Self> {
+impl RowPasses {
+    fn new(rows: usize, text: &TextModel) -> Result<Self> {
         let step = |stage: &Stage| Tensor::zeros([rows + 2], DType::U32, &stage.device);
         let steps = text.stages().iter().map(step).collect::<Result<_>>()?;
         Ok(Self { rows, steps, captured: None })
@@ -112,8 +112,8 @@ pub(super) struct Decoder<'a> {
     first: u32,
     /// For each stage, [ANGLES_AHEAD, head_dim / 2]: cosines and sines.
     angles: Vec<[Tensor; 2]>,
-    one: Passes,
-    several: Option<(Passes, Lookup)>,
+    one: RowPasses,
+    several: Option<(RowPasses, Lookup)>,
     checked: Option<Checked>,
     guesses: Guesses,
     capture: bool,
@@ -125,8 +125,8 @@ impl<'a> Decoder<'a> {
     pub fn new(model: &'a Qwen3Vl, next: u32, capture: bool, lookup: Option<Lookup>) -> Result<Self> {
         let text = &model.text;
         let angles = text.angles(&positions(next))?;
-        let one = Passes::of(1, text)?;
-        let several = lookup.map(|lookup| Ok((Passes::of(CHECKED, text)?, lookup))).transpose()?;
+        let one = RowPasses::new(1, text)?;
+        let several = lookup.map(|lookup| Ok((RowPasses::new(CHECKED, text)?, lookup))).transpose()?;
         let capture = capture && text.device().is_cuda() && text.streamed_layers() == 0;
         let (checked, guesses) = (None, Guesses::default());
         Ok(Self { text, next, first: next, angles, one, several, checked, guesses, capture })
@@ -218,12 +218,12 @@ fn settle_pools(text: &TextModel) -> Result<()> {
 fn pass(
     text: &TextModel,
     angles: &[[Tensor; 2]],
-    passes: &mut Passes,
+    passes: &mut RowPasses,
     capture: bool,
     cache: &mut KvCache,
     sampler: &Sampler,
 ) -> Result<Rows> {
-    let Passes { rows, steps, captured } = passes;
+    let RowPasses { rows, steps, captured } = passes;
     let ids = steps[0].narrow(0, 0, *rows)?;
     let rope = |stage: usize| {
         let [cos, sin] = angles[stage].clone();
@@ -232,7 +232,7 @@ fn pass(
     let whole = |cache: &mut KvCache| {
         let ropes = (0..steps.len()).map(rope).collect::<Result<Vec<_>>>()?;
         let hidden = text.forward(&ids, &ropes, Images::default(), cache.caches(), &mut |_, _| {})?;
-        Logits::of(text.logits(&hidden)?, sampler)
+        Logits::new(text.logits(&hidden)?, sampler)
     };
     if !capture {
         let logits = whole(cache)?;
@@ -247,7 +247,7 @@ fn pass(
         none => {
             settle_pools(text)?;
             // launches only, whose arguments are the same for every pass of so many tokens
-            let relay = if text.in_turn() == 1 {
+            let relay = if text.pipeline_depth() == 1 {
                 Relay::capture_at_once(text, || whole(cache))?
             } else {
                 let stage = |stage: usize, input: Option<&Tensor>| {
@@ -258,7 +258,7 @@ fn pass(
                     let mut caches = cache.caches_of(text.stages()[stage].range.clone());
                     text.run(stage, hidden, &rope(stage)?, Images::default(), &mut caches, &mut |_, _| {})
                 };
-                let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?, sampler);
+                let end = |hidden: &Tensor| Logits::new(text.logits_at_home(hidden)?, sampler);
                 Relay::capture(text, *rows, stage, end)?
             };
             none.insert(relay)

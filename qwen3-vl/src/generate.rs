@@ -189,7 +189,7 @@ impl Qwen3Vl {
             output.stop_reason = StopReason::Cancelled;
             return Ok(output);
         };
-        let mut next = Logits::of(prefill.logits, &sampler)?.choose(&mut sampler)?;
+        let mut next = Logits::new(prefill.logits, &sampler)?.choose(&mut sampler)?;
         let first_token = begin.elapsed();
         let mut peak = self.bytes_in_use();
         let lookup = options.prompt_lookup.then(|| Lookup::new(&prompt.ids));
@@ -254,11 +254,7 @@ impl Qwen3Vl {
                     pascaline::Device::Cpu => None,
                 })
                 .sum(),
-            pascaline::Device::Cpu => {
-                let status = std::fs::read_to_string("/proc/self/status").ok()?;
-                let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-                line.trim().strip_suffix(" kB")?.trim().parse::<usize>().ok().map(|kib| kib << 10)
-            }
+            pascaline::Device::Cpu => pascaline::memory::peak_of_the_process(),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
 use super::rows;
 use super::text::{ImageRun, Images, TextModel};
-use super::vision::{Seeing, VisionOutput, VisionPlace, VisionTower};
+use super::vision::{VisionOutput, VisionPlace, VisionProgress, VisionTower};
 use super::weights::{Conversion, Progress, Weights};
 use pascaline::kv::KvFormat;
 use pascaline::memory::Way;
@@ -329,7 +329,7 @@ impl Qwen3Vl {
     /// Prompt tokens of one pass. With several devices it is a micro-batch, so that all are busy: with n micro-batches,
     /// each of s devices computes in n of n + s - 1 steps.
     pub(super) fn tokens_of_pass(&self, prompt: usize) -> usize {
-        micro_batch(prompt, self.text.in_turn()).min(self.tokens_per_pass)
+        micro_batch(prompt, self.text.pipeline_depth()).min(self.tokens_per_pass)
     }
 
     /// Bytes of weights that a decoded token reads.
@@ -355,25 +355,25 @@ impl Qwen3Vl {
     ///
     /// # Errors
     /// As [`VisionTower::forward`].
-    pub fn see(&self, patches: &Patches) -> Result<VisionOutput> {
+    pub fn encode_image(&self, patches: &Patches) -> Result<VisionOutput> {
         self.vision.forward(patches)?.to_device(self.device())
     }
 
-    /// As [`see`](Self::see), through the next `blocks` blocks of the tower; returns the embeddings after the last block.
-    pub(super) fn see_on(
+    /// As [`encode_image`](Self::encode_image), through the next `blocks` blocks of the tower; returns the embeddings after the last block.
+    pub(super) fn encode_image_on(
         &self,
         patches: &Patches,
-        seeing: &mut Seeing,
+        progress: &mut VisionProgress,
         blocks: usize,
     ) -> Result<Option<VisionOutput>> {
-        let output = self.vision.advance(patches, seeing, blocks)?;
+        let output = self.vision.advance(patches, progress, blocks)?;
         output.map(|output| output.to_device(self.device())).transpose()
     }
 
     /// Computes the logits of a whole prompt and reports every layer's hidden states, for comparison with a reference.
     /// `trace` is called with the embeddings as number 0, then with each layer's output (before deepstack features are
     /// added to it); the last one is replaced by the normalised hidden states. `outputs` are the images' embeddings, as
-    /// [`see`](Self::see) returns them.
+    /// [`encode_image`](Self::encode_image) returns them.
     ///
     /// # Errors
     /// [`Error::Prompt`] if tokens and images do not fit each other, or a device error.
@@ -472,7 +472,7 @@ impl Qwen3Vl {
             if go_on().is_break() {
                 return Ok(None);
             }
-            outputs.push(self.see(patches)?);
+            outputs.push(self.encode_image(patches)?);
         }
         let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
         let angles = self.text.angles(&prompt.positions.axes[start..])?;

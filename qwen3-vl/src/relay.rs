@@ -9,6 +9,8 @@ use pascaline::{DType, Device, Result, Tensor};
 pub(super) struct Relay<T> {
     legs: Vec<Leg>,
     result: T,
+    /// Whether copies of the last pass may be in flight.
+    is_launched: bool,
 }
 
 struct Leg {
@@ -29,7 +31,7 @@ impl<T> Relay<T> {
         let devices: Vec<_> = devices.collect();
         text.settle()?; // what is queued uses memory that is given back meanwhile
         let (graph, result) = Graph::capture_over(&devices, pass)?;
-        Ok(Self { legs: vec![Leg { graph, input: None, output: None }], result })
+        Ok(Self { legs: vec![Leg { graph, input: None, output: None }], result, is_launched: false })
     }
 
     /// Captures a pass of `rows` rows over devices in turn: `stage` is the part on one device, from the output of the one
@@ -56,12 +58,15 @@ impl<T> Relay<T> {
         let input = room(text.device())?;
         let (graph, result) = Graph::capture(home, || end(&input))?;
         legs.push(Leg { graph, input: Some(input), output: None });
-        Ok(Self { legs, result })
+        Ok(Self { legs, result, is_launched: false })
     }
 
-    /// Queues the pass once more. The caller must read its output before the next call: only then does the host know that
-    /// no copy between devices is still in flight.
+    /// Queues the pass once more. The copies of the pass before have ended by then: they are waited for, which costs nothing if
+    /// its output has been read.
     pub fn launch(&mut self, text: &TextModel) -> Result<&T> {
+        if std::mem::replace(&mut self.is_launched, self.legs.len() > 1) {
+            text.settle()?;
+        }
         for index in 0..self.legs.len() {
             let (before, rest) = self.legs.split_at_mut(index);
             let leg = &mut rest[0];

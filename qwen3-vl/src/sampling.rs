@@ -127,7 +127,7 @@ struct Distribution {
 }
 
 impl Distribution {
-    fn of(logits: &[f32]) -> Self {
+    fn new(logits: &[f32]) -> Self {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - f64::from(max)).exp()).sum();
         Self { logits: logits.to_vec(), normalizer: f64::from(max) + sum.ln() }
@@ -214,7 +214,7 @@ impl Sampler {
             let value = logits[index].to_string();
             return Err(Error::NotFinite { what: "the logits", value, index });
         }
-        let reported = self.report.map(|count| (Distribution::of(logits), count));
+        let reported = self.report.map(|count| (Distribution::new(logits), count));
         self.penalize(logits);
         if let Some(constraint) = &mut self.constraint {
             constraint.mask(logits)?;

@@ -185,7 +185,7 @@ impl TextModel {
     }
 
     /// The number of devices that a pass goes through one after the other.
-    pub(super) fn in_turn(&self) -> usize {
+    pub(super) fn pipeline_depth(&self) -> usize {
         self.stages.len() / self.parts()
     }
 

@@ -202,7 +202,7 @@ fn see(model: &Qwen3Vl, grids: &[[usize; 3]], pixels: &[f32]) -> Result<Vec<Visi
     for &grid in grids {
         let count = grid.iter().product::<usize>() * model.config().vision.patch_len();
         let (values, after) = rest.split_at(count.min(rest.len()));
-        outputs.push(model.see(&Patches { grid, values: values.to_vec() })?);
+        outputs.push(model.encode_image(&Patches { grid, values: values.to_vec() })?);
         rest = after;
     }
     Ok(outputs)

@@ -167,9 +167,9 @@ impl VisionTower {
     /// # Errors
     /// [`Error::Shape`](pascaline::Error::Shape) if the patches are not the tower's, or a device error.
     pub fn forward(&self, patches: &Patches) -> Result<VisionOutput> {
-        let mut seeing = Seeing::default();
+        let mut progress = VisionProgress::default();
         loop {
-            if let Some(output) = self.advance(patches, &mut seeing, usize::MAX)? {
+            if let Some(output) = self.advance(patches, &mut progress, usize::MAX)? {
                 return Ok(output);
             }
         }
@@ -179,11 +179,11 @@ impl VisionTower {
     /// calls for one image have the same patches.
     ///
     /// # Errors
-    /// As there; `seeing` is of no use then.
+    /// As there; `progress` is of no use then.
     pub(super) fn advance(
         &self,
         patches: &Patches,
-        seeing: &mut Seeing,
+        progress: &mut VisionProgress,
         blocks: usize,
     ) -> Result<Option<VisionOutput>> {
         patches.tokens(&self.config)?;
@@ -191,25 +191,25 @@ impl VisionTower {
         let count = rows * cols * self.config.patch_len();
         let mut left = blocks.max(1);
         while left > 0 {
-            let mut group = match seeing.group.take() {
+            let mut group = match progress.group.take() {
                 Some(group) => group,
-                None => match patches.values.chunks_exact(count.max(1)).nth(seeing.through.len()) {
+                None => match patches.values.chunks_exact(count.max(1)).nth(progress.through.len()) {
                     Some(values) => self.begin(values, [1, rows, cols])?,
                     None => self.begin(&[], [1, 0, 0])?,
                 },
             };
             while left > 0 && group.blocks < self.blocks.len() {
                 self.pass_block(&mut group)?;
-                (left, seeing.passed) = (left - 1, seeing.passed + 1);
+                (left, progress.passed) = (left - 1, progress.passed + 1);
             }
             if group.blocks < self.blocks.len() {
-                seeing.group = Some(group);
+                progress.group = Some(group);
                 break;
             }
             let embeddings = self.merger.on(&self.device)?.forward(&group.h)?;
-            seeing.through.push(VisionOutput { embeddings, deepstack: group.deepstack });
-            if seeing.through.len() >= groups {
-                return self.joined(std::mem::take(&mut seeing.through)).map(Some);
+            progress.through.push(VisionOutput { embeddings, deepstack: group.deepstack });
+            if progress.through.len() >= groups {
+                return self.joined(std::mem::take(&mut progress.through)).map(Some);
             }
         }
         Ok(None)
@@ -256,7 +256,7 @@ impl VisionTower {
 
 /// An image on its way through the tower.
 #[derive(Default)]
-pub(super) struct Seeing {
+pub(super) struct VisionProgress {
     /// Blocks that it has passed, counted for each group of frames.
     pub passed: usize,
     /// The outputs of the groups of frames that are through.

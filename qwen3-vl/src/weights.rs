@@ -2,7 +2,7 @@
 
 use super::adapter::Adapter;
 use super::config::{Config, VisionConfig};
-use super::gguf::{GgmlType, Kept, Tensors};
+use super::gguf::{DeviceStorage, GgmlType, Tensors};
 use super::json::{self, MAX_CONFIG, bad};
 use super::model::Matrices;
 use super::rows::{self, Cut};
@@ -330,13 +330,13 @@ impl Weights {
         let mut rest = names;
         for run in types.chunk_by(|a, b| a == b) {
             let (names, others) = rest.split_at(run.len());
-            parts.push(match run[0].map_or(Kept::Plain, Kept::of) {
-                Kept::Plain => self.stacked_cut(names, cut)?.into(),
-                Kept::AsIs(format) => {
+            parts.push(match run[0].map_or(DeviceStorage::Plain, DeviceStorage::from) {
+                DeviceStorage::Plain => self.stacked_cut(names, cut)?.into(),
+                DeviceStorage::AsIs(format) => {
                     let base = self.as_is(names, cut, format)?;
                     self.with_change(base, names, cut)?
                 }
-                Kept::Converted(format) => {
+                DeviceStorage::Converted(format) => {
                     if let Some(from) = run[0] {
                         let none = Conversion { from, to: format, matrices: 0 };
                         self.conversions.entry(from).or_insert(none).matrices += names.len();

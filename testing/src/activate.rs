@@ -1,8 +1,8 @@
 //! Activations: the epilogue of a linear map.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data, misaligned};
 use pascaline::ops::{self, Activation};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+use pascaline::{DType, Result, Tensor, TensorMut};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 pub(super) const ACTIVATIONS: [Activation; 5] =
@@ -68,18 +68,24 @@ impl Activate {
 }
 
 impl Case for Activate {
-    fn op(&self) -> &'static str {
-        "activate"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let bias = if self.bias { ",bias" } else { "" };
         let (name, Self { rows, cols, dtype, .. }) = (name(self.activation), self);
-        format!("activate_{dtype}/rows={rows},cols={cols}{name}{bias}")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("activate_{dtype}/rows={rows},cols={cols}{name}{bias}");
+        About {
+            op: "activate",
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.cols].into(), self.dtype),
+            tolerance: match self.dtype {
+                DType::F32 => Tolerance::new(
+                    2e-6,
+                    3e-6,
+                    "the rounding of x + bias, below 8, times the function's slope and the other half; exp to 3e-7",
+                ),
+                _ => Tolerance::new(2e-6, 4.9e-4, "as in f32, and one rounding to f16"),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -89,10 +95,6 @@ impl Case for Activate {
             inputs.push(data::normal(&id, "bias", [width], self.dtype));
         }
         inputs
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.cols].into(), self.dtype)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -112,17 +114,6 @@ impl Case for Activate {
             }));
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F32 => Tolerance::new(
-                2e-6,
-                3e-6,
-                "the rounding of x + bias, below 8, times the function's slope and the other half; exp to 3e-7",
-            ),
-            _ => Tolerance::new(2e-6, 4.9e-4, "as in f32, and one rounding to f16"),
-        }
     }
 
     fn flops(&self) -> f64 {

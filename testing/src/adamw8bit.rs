@@ -1,8 +1,8 @@
 //! Steps of AdamW with moments in 8 bits, over two tensors at once.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::ops::{self, AdamW, AdamW8bitTensor, Moment, Moments8bit};
-use pascaline::{DType, Device, Result, Shape, Tensor, TensorMut};
+use pascaline::{DType, Device, Result, Tensor, TensorMut};
 
 /// The value that is compared after the step.
 #[derive(Clone, Copy, PartialEq)]
@@ -41,21 +41,32 @@ fn moments(first: &[f32], second: &[f32], device: &Device) -> Result<Moments8bit
 }
 
 impl Case for Step {
-    fn op(&self) -> &'static str {
-        "adamw8bit"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let of = match self.of {
             Of::Parameter => "parameter",
             Of::First => "first",
             Of::Second => "second",
         };
-        format!("adamw8bit_f32/of={of},n={}", self.n)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("adamw8bit_f32/of={of},n={}", self.n);
+        About {
+            op: "adamw8bit",
+            id,
+            purpose: self.purpose,
+            output: ([self.n].into(), DType::F32),
+            tolerance: match self.of {
+                Of::Parameter => Tolerance::new(1e-6, 1e-6, "a few operations in f32 on numbers about 1"),
+                Of::First => Tolerance::new(
+                    4.5 * 0.9 / 128.0,
+                    0.0,
+                    "half a step of the upper decade's levels, of a largest value below 4.5",
+                ),
+                Of::Second => Tolerance::new(
+                    18.0 * 0.9 / 256.0,
+                    0.0,
+                    "half a step of the upper decade's levels, of a largest value below 18",
+                ),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -69,10 +80,6 @@ impl Case for Step {
             of.values.iter_mut().skip(3).step_by(100).for_each(|x| *x *= 1e-4); // more than one decade
         }
         vec![parameter, gradient, first, second]
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.n].into(), DType::F32)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -126,22 +133,6 @@ impl Case for Step {
         let all: Vec<f64> = (0..self.n).map(one).collect();
         // the output has one row
         rows.iter().flat_map(|_| all.iter().copied()).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.of {
-            Of::Parameter => Tolerance::new(1e-6, 1e-6, "a few operations in f32 on numbers about 1"),
-            Of::First => Tolerance::new(
-                4.5 * 0.9 / 128.0,
-                0.0,
-                "half a step of the upper decade's levels, of a largest value below 4.5",
-            ),
-            Of::Second => Tolerance::new(
-                18.0 * 0.9 / 256.0,
-                0.0,
-                "half a step of the upper decade's levels, of a largest value below 18",
-            ),
-        }
     }
 
     fn flops(&self) -> f64 {

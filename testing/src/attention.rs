@@ -1,9 +1,8 @@
 //! Attention.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
-use pascaline::internals::textbook;
+use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::ops::{self, Attention};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+use pascaline::{DType, Result, Tensor, TensorMut};
 
 #[derive(Clone, Copy)]
 struct Sdpa {
@@ -31,7 +30,7 @@ enum View {
     Swapped,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Data {
     Normal,
     /// A few entries of q and k are a hundred times as large, so that single keys win.
@@ -234,6 +233,18 @@ impl Sdpa {
     }
 }
 
+/// The absolute error with normal data.
+pub(super) const NORMAL: f64 = 4e-6;
+
+/// How close results of this type must be.
+pub(super) fn tolerance(dtype: DType, abs: f64) -> Tolerance {
+    match dtype {
+        DType::F32 => Tolerance::new(abs, 0.0, "rounding of the scores times the largest value"),
+        // 2⁻¹¹, and a little more since the rounded result has an error already
+        _ => Tolerance::new(abs, 5e-4, "rounding of the scores, and one rounding to f16"),
+    }
+}
+
 /// One query over keys and their values, by the definition; zeros if there are none.
 pub(super) fn naive<'a>(q: &[f32], keys: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> Vec<f64> {
     let scale = 1.0 / (q.len() as f64).sqrt();
@@ -250,11 +261,7 @@ pub(super) fn naive<'a>(q: &[f32], keys: impl Iterator<Item = (&'a [f32], &'a [f
 }
 
 impl Case for Sdpa {
-    fn op(&self) -> &'static str {
-        "attention"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let types = match self.dtypes {
             (q, kv) if q == kv => q.to_string(),
             (q, kv) => format!("{q}_{kv}"),
@@ -264,12 +271,8 @@ impl Case for Sdpa {
             View::Cache => ",view=cache",
             View::Swapped => ",view=swapped",
         };
-        let data = match self.data {
-            Data::Normal => "",
-            Data::Outliers => ",data=outliers",
-            Data::Negative => ",data=negative",
-        };
-        format!(
+        let data = data::label(self.data);
+        let id = format!(
             "attention_{types}/b={},hq={},hkv={},q={},kv={},d={},causal={}{view}{data}",
             self.batch,
             self.num_q_heads,
@@ -278,11 +281,23 @@ impl Case for Sdpa {
             self.kv_len,
             self.head_dim,
             u8::from(self.causal),
-        )
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        );
+        // A score that is off by δ changes the result, a mean of values below 3.5, by 7 δ at most, and by less than δ
+        // where many keys count. In normal data δ is below 2⁻²¹: 2⁻²⁴ times the sum of |q·k| · scale, about 8, and
+        // ex2's 2⁻²². The hard data's scores are 2⁶ (negative) and up to 2¹² times as large where they still compete.
+        let abs = match self.data {
+            Data::Normal => NORMAL,
+            Data::Negative => 2e-4,
+            Data::Outliers => 2e-3,
+        };
+        let tolerance = tolerance(self.dtypes.0, abs);
+        About {
+            op: "attention",
+            id,
+            purpose: self.purpose,
+            output: (self.stored(self.num_q_heads, self.q_len).into(), self.dtypes.0),
+            tolerance,
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -313,10 +328,6 @@ impl Case for Sdpa {
         vec![q, k, v]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        (self.stored(self.num_q_heads, self.q_len).into(), self.dtypes.0)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         let options = Attention { scale: None, causal: self.causal };
         let [q, k, v] = inputs else { unreachable!("three inputs") };
@@ -333,12 +344,6 @@ impl Case for Sdpa {
         }
     }
 
-    fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
-        let [q, k, v] = inputs else { unreachable!("three inputs") };
-        let options = Attention { scale: None, causal: self.causal };
-        (self.view == View::Contiguous).then(|| textbook::attention_into(y, q, k, v, &options))?
-    }
-
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let (d, heads) = (self.head_dim, self.num_q_heads);
         let mut out = Vec::with_capacity(rows.len() * d);
@@ -353,22 +358,6 @@ impl Case for Sdpa {
             out.extend(naive(inputs[0].row(r), keys));
         }
         out
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        // A score that is off by δ changes the result, a mean of values below 3.5, by 7 δ at most, and by less than δ
-        // where many keys count. In normal data δ is below 2⁻²¹: 2⁻²⁴ times the sum of |q·k| · scale, about 8, and
-        // ex2's 2⁻²². The hard data's scores are 2⁶ (negative) and up to 2¹² times as large where they still compete.
-        let abs = match self.data {
-            Data::Normal => 4e-6,
-            Data::Negative => 2e-4,
-            Data::Outliers => 2e-3,
-        };
-        match self.dtypes.0 {
-            DType::F32 => Tolerance::new(abs, 0.0, "rounding of the scores times the largest value"),
-            // 2⁻¹¹, and a little more since the rounded result has an error already
-            _ => Tolerance::new(abs, 5e-4, "rounding of the scores, and one rounding to f16"),
-        }
     }
 
     /// Two products of [q_len, kv_len, head_dim]; a causal square counts half, as its masked half is not computed.

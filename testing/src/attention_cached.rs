@@ -1,12 +1,12 @@
 //! Attention over caches in every format. The reference rounds keys and values and then follows the definition.
 
-use super::attention::naive;
+use super::attention::{NORMAL, naive, tolerance};
+use super::held::Held;
 use super::kv::{bits, fill, stored};
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{About, Case, HostTensor, Purpose, data};
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, Attention};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
-use std::sync::Mutex;
+use pascaline::{DType, Result, Tensor, TensorMut};
 
 struct Cached {
     num_q_heads: usize,
@@ -22,7 +22,7 @@ struct Cached {
     on_device: bool,
     purpose: Purpose,
     /// Filled when the case first runs on a device.
-    held: Mutex<Option<[KvTensor; 2]>>,
+    held: Held<[KvTensor; 2]>,
 }
 
 /// Rows of a cache after kv_len: NaN.
@@ -42,22 +42,22 @@ impl Cached {
 }
 
 impl Case for Cached {
-    fn op(&self) -> &'static str {
-        "attention_cached"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let Self { num_q_heads, num_kv_heads, q_len, kv_len, head_dim, dtype, format, .. } = self;
         let causal = u8::from(self.causal);
         let on_device = if self.on_device { ",length=device" } else { "" };
-        format!(
+        let id = format!(
             "attention_cached_{dtype}_{format}/hq={num_q_heads},hkv={num_kv_heads},q={q_len},kv={kv_len},d={head_dim},\
              causal={causal}{on_device}"
-        )
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        );
+        About {
+            op: "attention_cached",
+            id,
+            purpose: self.purpose,
+            output: ([self.num_q_heads, self.q_len, self.head_dim].into(), self.dtype),
+            // as attention's with normal data: rounded keys and values are no larger, and rounded alike on both sides
+            tolerance: tolerance(self.dtype, NORMAL),
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -76,23 +76,14 @@ impl Case for Cached {
         ]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.num_q_heads, self.q_len, self.head_dim].into(), self.dtype)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         let [q, kv, past] = inputs else { unreachable!("three inputs") };
-        let mut held = self.held.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if held.as_ref().is_none_or(|held| !held[0].device().same(&q.device())) {
-            *held = None; // freed first, as its memory may be needed
-            *held = Some(fill(kv, self.format)?);
-        }
-        let Some([k, v]) = held.as_ref() else { return Ok(()) };
         let options = Attention { scale: None, causal: self.causal };
-        match self.on_device {
+        let run = |[k, v]: &[KvTensor; 2]| match self.on_device {
             true => ops::attention_cached_into(y, q, k, v, past, &options),
             false => ops::attention_over_into(y, q, k, v, self.kv_len, &options),
-        }
+        };
+        self.held.with(&q.device(), || fill(kv, self.format), run)
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
@@ -106,14 +97,6 @@ impl Case for Cached {
             naive(q.row(r), rows.iter().map(|[k, v]| (&k[..], &v[..])))
         };
         rows.iter().flat_map(attend).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        // as attention's with normal data: rounded keys and values are no larger, and rounded alike on both sides
-        match self.dtype {
-            DType::F32 => Tolerance::new(4e-6, 0.0, "rounding of the scores times the largest value"),
-            _ => Tolerance::new(4e-6, 5e-4, "rounding of the scores, and one rounding to f16"),
-        }
     }
 
     fn flops(&self) -> f64 {
@@ -144,7 +127,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
                    format,
                    on_device,
                    purpose| {
-        let held = Mutex::new(None);
+        let held = Held::default();
         let case = Cached {
             num_q_heads,
             num_kv_heads,

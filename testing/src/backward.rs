@@ -10,36 +10,46 @@ mod norm;
 mod rope;
 mod softmax;
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{Case, HostTensor, Purpose, Tolerance, case, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+
+/// The description of a gradient.
+struct About {
+    /// The op that computes it.
+    op: &'static str,
+    /// As [`Case::id`], without the op.
+    sizes: String,
+    dtype: DType,
+    purpose: Purpose,
+    /// The shape and type of the gradient.
+    gradient: (Shape, DType),
+    tolerance: Tolerance,
+}
 
 /// An op with a gradient with respect to one of its arguments.
 trait Differentiable: Send + Sync {
-    /// The op that computes the gradient.
-    fn op(&self) -> &'static str;
-
-    /// As [`Case::id`], without the op.
-    fn sizes(&self) -> String;
-
-    fn dtype(&self) -> DType;
-
-    fn purpose(&self) -> Purpose {
-        Purpose::Test
-    }
+    fn about(&self) -> About;
 
     /// The shape of the forward result, and so of dy.
     fn forward_shape(&self) -> Shape;
 
     /// The type of dy.
     fn dy_dtype(&self) -> DType {
-        self.dtype()
+        self.about().dtype
     }
 
     /// The op's arguments besides dy.
     fn arguments(&self) -> Vec<HostTensor>;
 
-    /// The shape and type of the gradient.
-    fn gradient(&self) -> (Shape, DType);
+    /// As [`About::sizes`].
+    fn sizes(&self) -> String {
+        self.about().sizes
+    }
+
+    /// As [`About::gradient`].
+    fn gradient(&self) -> (Shape, DType) {
+        self.about().gradient
+    }
 
     /// Runs the op.
     fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()>;
@@ -62,8 +72,6 @@ trait Differentiable: Send + Sync {
     #[cfg_attr(not(test), allow(dead_code))] // only central differences need it
     fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64>;
 
-    fn tolerance(&self) -> Tolerance;
-
     fn flops(&self) -> f64;
 }
 
@@ -74,25 +82,14 @@ fn boxed<D: Differentiable + 'static>(all: Vec<D>) -> Vec<Box<dyn Case>> {
 }
 
 impl<D: Differentiable> Case for Gradient<D> {
-    fn op(&self) -> &'static str {
-        self.0.op()
-    }
-
-    fn id(&self) -> String {
-        format!("{}_{}/{}", self.0.op(), self.0.dtype(), self.0.sizes())
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.0.purpose()
+    fn about(&self) -> case::About {
+        let About { op, sizes, dtype, purpose, gradient, tolerance } = self.0.about();
+        case::About { op, id: format!("{op}_{dtype}/{sizes}"), purpose, output: gradient, tolerance }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
         let dy = data::normal(&self.id(), "dy", self.0.forward_shape(), self.0.dy_dtype());
         std::iter::once(dy).chain(self.0.arguments()).collect()
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        self.0.gradient()
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -102,10 +99,6 @@ impl<D: Differentiable> Case for Gradient<D> {
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let inputs = wide(inputs);
         self.0.formula_rows(&inputs[0], &inputs[1..], rows)
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        self.0.tolerance()
     }
 
     fn flops(&self) -> f64 {
@@ -175,7 +168,8 @@ mod tests {
 
     /// Those that are small enough for central differences.
     fn compare_small<D: Differentiable>(all: Vec<D>) {
-        let small = all.iter().filter(|of| of.purpose() == Purpose::Test && of.dtype() == DType::F32);
+        let small =
+            all.iter().filter(|of| of.about().purpose == Purpose::Test && of.about().dtype == DType::F32);
         small.filter(|of| of.forward_shape().elements() < 20_000).for_each(compare);
     }
 

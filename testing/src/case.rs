@@ -102,22 +102,52 @@ pub struct Gemm {
     pub dtype: DType,
 }
 
+/// The description of a case.
+pub struct About {
+    /// The op, as its module is called.
+    pub op: &'static str,
+    /// `op_dtype/key=value,…`, unique in the table.
+    pub id: String,
+    /// Its purpose.
+    pub purpose: Purpose,
+    /// The output's shape and type.
+    pub output: (Shape, DType),
+    /// How close the result must be.
+    pub tolerance: Tolerance,
+}
+
 /// One op on one shape.
 pub trait Case: Send + Sync {
-    /// The op, as its module is called.
-    fn op(&self) -> &'static str;
+    /// Its description.
+    fn about(&self) -> About;
 
-    /// `op_dtype/key=value,…`, unique in the table.
-    fn id(&self) -> String;
+    /// As in the description.
+    fn op(&self) -> &'static str {
+        self.about().op
+    }
 
-    /// Its purpose.
-    fn purpose(&self) -> Purpose;
+    /// As in the description.
+    fn id(&self) -> String {
+        self.about().id
+    }
+
+    /// As in the description.
+    fn purpose(&self) -> Purpose {
+        self.about().purpose
+    }
+
+    /// As in the description.
+    fn output(&self) -> (Shape, DType) {
+        self.about().output
+    }
+
+    /// As in the description.
+    fn tolerance(&self) -> Tolerance {
+        self.about().tolerance
+    }
 
     /// The inputs, the same at every call.
     fn inputs(&self) -> Vec<HostTensor>;
-
-    /// The output's shape and type.
-    fn output(&self) -> (Shape, DType);
 
     /// The output's values before the op runs, for ops that add to it; otherwise it is filled with NaN.
     fn initial(&self) -> Option<HostTensor> {
@@ -130,7 +160,7 @@ pub trait Case: Send + Sync {
     /// The op's.
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()>;
 
-    /// Runs the same work with the kernel that users would write, to compare speeds; `None` if there is none.
+    /// Runs the same work with the kernels that this one replaces, to compare speeds; `None` if there are none.
     fn baseline(&self, _y: TensorMut, _inputs: &[Tensor]) -> Option<Result<()>> {
         None
     }
@@ -138,11 +168,10 @@ pub trait Case: Send + Sync {
     /// The given rows of the output (a matrix whose columns are its last dimension) in f64, computed by the definition.
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64>;
 
-    /// How close the result must be.
-    fn tolerance(&self) -> Tolerance;
-
-    /// Floating-point operations of the definition (a multiply-add counts two).
-    fn flops(&self) -> f64;
+    /// Floating-point operations of the definition (a multiply-add counts two); none where values are only moved.
+    fn flops(&self) -> f64 {
+        0.0
+    }
 
     /// The fewest bytes that must move: every input read and every output written once.
     fn bytes(&self) -> f64 {

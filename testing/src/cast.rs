@@ -1,7 +1,7 @@
 //! Conversion between f32 and f16.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data, misaligned};
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 #[derive(Clone)]
 struct Cast {
@@ -38,17 +38,16 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for Cast {
-    fn op(&self) -> &'static str {
-        "cast"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let data = if self.special { ",data=special" } else { "" };
-        format!("cast_{}_{}/rows={},cols={}{data}", self.to, self.from, self.rows, self.cols)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("cast_{}_{}/rows={},cols={}{data}", self.to, self.from, self.rows, self.cols);
+        About {
+            op: "cast",
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.cols].into(), self.to),
+            tolerance: Tolerance::EXACT,
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -86,10 +85,6 @@ impl Case for Cast {
         vec![HostTensor::new(x.shape, x.dtype, x.values)]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.cols].into(), self.to)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         ops::cast_into(y, &inputs[0])
     }
@@ -97,14 +92,6 @@ impl Case for Cast {
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let x = rows.iter().flat_map(|&r| inputs[0].row(r)).map(|&x| f64::from(x));
         if self.to == DType::F16 { x.map(nearest_f16).collect() } else { x.collect() }
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance::EXACT
-    }
-
-    fn flops(&self) -> f64 {
-        0.0
     }
 }
 

@@ -1,6 +1,6 @@
 //! Joining along an existing dimension, or along a new one.
 
-use super::{Case, HostTensor, Purpose, Tolerance, misaligned};
+use super::{About, Case, HostTensor, Purpose, Tolerance, misaligned};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
 #[derive(Clone, Copy, PartialEq)]
@@ -142,19 +142,18 @@ impl Join {
 }
 
 impl Case for Join {
-    fn op(&self) -> &'static str {
-        if self.op == Op::Cat { "cat" } else { "stack" }
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
+        let op = if self.op == Op::Cat { "cat" } else { "stack" };
         let swapped = if self.swapped { ",swap=last" } else { "" };
         let gap = if self.gap > 0 { format!(",gap={}", self.gap) } else { String::new() };
-        let id = format!("{}_{}/of={:?},dim={}{swapped}{gap}", self.op(), self.dtype, self.shapes, self.dim);
-        id.replace(' ', "")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("{op}_{}/of={:?},dim={}{swapped}{gap}", self.dtype, self.shapes, self.dim);
+        let id = id.replace(' ', "");
+        let mut shape = self.joined();
+        if let Some(columns) = shape.last_mut() {
+            *columns += 2 * self.gap;
+        }
+        let output = (shape.into(), self.dtype);
+        About { op, id, purpose: self.purpose, output, tolerance: Tolerance::EXACT }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -167,14 +166,6 @@ impl Case for Join {
             HostTensor::new(shape, self.dtype, values)
         };
         self.shapes.iter().map(&mut input).collect()
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        let mut shape = self.joined();
-        if let Some(columns) = shape.last_mut() {
-            *columns += 2 * self.gap;
-        }
-        (shape.into(), self.dtype)
     }
 
     fn initial(&self) -> Option<HostTensor> {
@@ -217,14 +208,6 @@ impl Case for Join {
             y.extend(vec![2047.0; self.gap]);
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance::EXACT
-    }
-
-    fn flops(&self) -> f64 {
-        0.0
     }
 
     fn bytes(&self) -> f64 {

@@ -1,6 +1,6 @@
 //! Strided copy.
 
-use super::{Case, HostTensor, Purpose, Tolerance, misaligned};
+use super::{About, Case, HostTensor, Purpose, Tolerance, misaligned};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
 #[derive(Clone)]
@@ -103,11 +103,7 @@ impl Copy {
 }
 
 impl Case for Copy {
-    fn op(&self) -> &'static str {
-        "copy"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let mut id = format!("copy_{}/of={:?}", self.dtype, self.storage);
         if !self.narrow.is_empty() {
             id += &format!(",part={:?}", self.narrow);
@@ -118,11 +114,13 @@ impl Case for Copy {
         if self.gap > 0 {
             id += &format!(",gap={}", self.gap);
         }
-        id.replace(' ', "")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = id.replace(' ', "");
+        let mut shape = self.view();
+        if let Some(cols) = shape.last_mut() {
+            *cols += 2 * self.gap;
+        }
+        let output = (shape.into(), self.dtype);
+        About { op: "copy", id, purpose: self.purpose, output, tolerance: Tolerance::EXACT }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -130,14 +128,6 @@ impl Case for Copy {
         // neighbours always differ, and all are exact in f16
         let values = (0..shape.elements()).map(|i| (i % 2039) as f32).collect();
         vec![HostTensor::new(shape, self.dtype, values)]
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        let mut shape = self.view();
-        if let Some(cols) = shape.last_mut() {
-            *cols += 2 * self.gap;
-        }
-        (shape.into(), self.dtype)
     }
 
     fn initial(&self) -> Option<HostTensor> {
@@ -186,14 +176,6 @@ impl Case for Copy {
             y.extend(vec![2047.0; self.gap]);
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance::EXACT
-    }
-
-    fn flops(&self) -> f64 {
-        0.0
     }
 
     fn bytes(&self) -> f64 {

@@ -5,6 +5,7 @@ use pascaline::{DType, Shape};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Values drawn by one generator: large tensors are filled by several, in parallel.
@@ -21,6 +22,14 @@ fn seed(id: &str, argument: &str) -> u64 {
     hasher.finish()
 }
 
+/// The part of an id that names the case's kind of data; nothing if it is the usual one.
+pub fn label(data: impl Debug) -> String {
+    match format!("{data:?}").to_lowercase() {
+        normal if normal == "normal" => String::new(),
+        kind => format!(",data={kind}"),
+    }
+}
+
 /// Approximately normal, mean 0 and variance 1 (Irwin–Hall of four uniforms).
 pub fn normal(id: &str, argument: &str, shape: impl Into<Shape>, dtype: DType) -> HostTensor {
     let (seed, shape) = (seed(id, argument), shape.into());
@@ -33,6 +42,13 @@ pub fn normal(id: &str, argument: &str, shape: impl Into<Shape>, dtype: DType) -
         }
     });
     HostTensor::new(shape, dtype, values)
+}
+
+/// The cosines and the sines of normal angles.
+pub fn angles(id: &str, shape: [usize; 2]) -> [HostTensor; 2] {
+    let angles = normal(id, "angles", shape, DType::F32).values;
+    [f32::cos, f32::sin]
+        .map(|f| HostTensor::new(shape, DType::F32, angles.iter().map(|&angle| f(angle)).collect()))
 }
 
 /// Whole numbers from −4 to 4: products and sums of up to 2²⁰ of them are exact in f32, so results must be equal.

@@ -1,10 +1,10 @@
 //! Products with the values of quantised matrices, in f32, and their gradients.
 
+use super::held::Held;
 use super::quant::{reference_weights, super_blocks};
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::quant::{Format, QuantTensor, name};
-use pascaline::{DType, Device, Result, Shape, Tensor, TensorMut, ops};
-use std::sync::Mutex;
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 struct Product {
     rows: usize,
@@ -14,8 +14,7 @@ struct Product {
     format: Format,
     is_gradient: bool,
     purpose: Purpose,
-    /// The device of the last run, and the matrix on it: a bench quantises once.
-    stored: Mutex<Option<(Device, QuantTensor)>>,
+    stored: Held<QuantTensor>,
 }
 
 pub fn cases() -> Vec<Box<dyn Case>> {
@@ -29,7 +28,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
                 format,
                 is_gradient,
                 purpose,
-                stored: Mutex::new(None),
+                stored: Held::default(),
             };
             let k = if super_blocks(format) { 512 } else { 96 };
             // whole tiles, parts of tiles, one row, row counts that are no multiple of four, and padding
@@ -51,33 +50,22 @@ impl Product {
     fn columns(&self) -> [usize; 2] {
         if self.is_gradient { [self.n, self.k] } else { [self.k, self.n] }
     }
-
-    fn quantized(&self, w: &Tensor) -> Result<QuantTensor> {
-        let mut stored = self.stored.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some((device, w_before)) = &*stored
-            && device.same(&w.device())
-        {
-            return Ok(w_before.clone());
-        }
-        let quantized = ops::quantize(w, self.format)?;
-        if self.purpose == Purpose::Bench {
-            *stored = Some((w.device(), quantized.clone()));
-        }
-        Ok(quantized)
-    }
 }
 
 impl Case for Product {
-    fn op(&self) -> &'static str {
-        if self.is_gradient { "dequant_linear_backward" } else { "dequant_linear" }
-    }
-
-    fn id(&self) -> String {
-        format!("{}_{}/rows={},n={},k={}", self.op(), name(self.format), self.rows, self.n, self.k)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+    fn about(&self) -> About {
+        let op = if self.is_gradient { "dequant_linear_backward" } else { "dequant_linear" };
+        let id = format!("{op}_{}/rows={},n={},k={}", name(self.format), self.rows, self.n, self.k);
+        // as in `matmul`, which gives the reason
+        let sums = f64::from(f32::EPSILON) * (6.0 + 2.0 * self.columns()[0] as f64);
+        let tolerance = Tolerance::new(sums, 1e-6, "f32 sums in any order, of values of two roundings");
+        About {
+            op,
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.columns()[1]].into(), DType::F32),
+            tolerance,
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -89,18 +77,13 @@ impl Case for Product {
         ]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.columns()[1]].into(), DType::F32)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         let [x, w, bias] = inputs else { return Ok(()) };
-        let w = self.quantized(w)?;
-        let found = match self.is_gradient {
-            true => ops::dequant_linear_backward(x, &w)?,
-            false => ops::dequant_linear(x, &w, Some(bias))?,
+        let product = |w: &QuantTensor| match self.is_gradient {
+            true => ops::dequant_linear_backward(x, w),
+            false => ops::dequant_linear(x, w, Some(bias)),
         };
-        ops::copy_into(y, &found)
+        ops::copy_into(y, &self.stored.with(&w.device(), || ops::quantize(w, self.format), product)?)
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
@@ -120,12 +103,6 @@ impl Case for Product {
             .flat_map(|&r| (0..columns).map(move |c| (r, c)))
             .map(|(r, c)| product(inputs[0].row(r), c))
             .collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        // as in `matmul`, which gives the reason
-        let sums = f64::from(f32::EPSILON) * (6.0 + 2.0 * self.columns()[0] as f64);
-        Tolerance::new(sums, 1e-6, "f32 sums in any order, of values of two roundings")
     }
 
     fn flops(&self) -> f64 {

@@ -1,8 +1,8 @@
 //! Element-wise ops.
 
-use super::{Case, HostTensor, Purpose, Tolerance, activate, data, misaligned};
+use super::{About, Case, HostTensor, Purpose, Tolerance, activate, data, misaligned};
 use pascaline::ops::{self, Activation};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+use pascaline::{DType, Result, Tensor, TensorMut};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Op {
@@ -14,7 +14,7 @@ enum Op {
     GeluErf,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Data {
     Normal,
     /// Evenly from −14 to 14, so that the tails are seen.
@@ -118,29 +118,38 @@ impl Elementwise {
 }
 
 impl Case for Elementwise {
-    fn op(&self) -> &'static str {
-        match self.op {
+    fn about(&self) -> About {
+        let op = match self.op {
             Op::Add => "add",
             Op::Mul => "mul",
             Op::SiluMul => "silu_mul",
             Op::Scale => "scale",
             Op::GeluTanh => "gelu_tanh",
             Op::GeluErf => "gelu_erf",
-        }
-    }
-
-    fn id(&self) -> String {
-        let data = match self.data {
-            Data::Normal => "",
-            Data::Grid => ",data=grid",
-            Data::Special => ",data=special",
         };
+        let data = data::label(self.data);
         let bias = if self.bias { ",y=bias" } else { "" };
-        format!("{}_{}/rows={},cols={}{bias}{data}", self.op(), self.dtype, self.rows, self.cols)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("{op}_{}/rows={},cols={}{bias}{data}", self.dtype, self.rows, self.cols);
+        About {
+            op,
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.cols].into(), self.dtype),
+            tolerance: match (self.dtype, self.op) {
+                (DType::F16, _) => Tolerance::new(3.0e-8, 4.9e-4, "one rounding to f16, subnormals included"),
+                (_, Op::Add | Op::Mul | Op::Scale) => Tolerance::new(1e-45, 6e-8, "one rounding"),
+                (_, Op::GeluTanh) => Tolerance::new(
+                    1e-9,
+                    3e-6,
+                    "the exponent's rounding, which grows with |x| as the result shrinks",
+                ),
+                _ => Tolerance::new(
+                    1e-36,
+                    1e-6,
+                    "exp to 3e-7 and four roundings; what is subnormal may be zero",
+                ),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -149,10 +158,6 @@ impl Case for Elementwise {
             inputs.push(self.operand("y", self.rows));
         }
         inputs
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.cols].into(), self.dtype)
     }
 
     fn run(&self, z: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -187,19 +192,6 @@ impl Case for Elementwise {
             z.iter_mut().filter(|z| z.abs() >= 65520.0).for_each(|z| *z = f64::INFINITY.copysign(*z));
         }
         z
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match (self.dtype, self.op) {
-            (DType::F16, _) => Tolerance::new(3.0e-8, 4.9e-4, "one rounding to f16, subnormals included"),
-            (_, Op::Add | Op::Mul | Op::Scale) => Tolerance::new(1e-45, 6e-8, "one rounding"),
-            (_, Op::GeluTanh) => Tolerance::new(
-                1e-9,
-                3e-6,
-                "the exponent's rounding, which grows with |x| as the result shrinks",
-            ),
-            _ => Tolerance::new(1e-36, 1e-6, "exp to 3e-7 and four roundings; what is subnormal may be zero"),
-        }
     }
 
     fn flops(&self) -> f64 {

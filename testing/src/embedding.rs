@@ -1,7 +1,7 @@
 //! Embedding lookup.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data};
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 use rand::Rng;
 
 struct Embedding {
@@ -34,18 +34,17 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for Embedding {
-    fn op(&self) -> &'static str {
-        "embedding"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let Self { rows, cols, n, dtype, .. } = self;
         let data = if self.outside { ",data=outside" } else { "" };
-        format!("embedding_{dtype}/rows={rows},cols={cols},n={n}{data}")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("embedding_{dtype}/rows={rows},cols={cols},n={n}{data}");
+        About {
+            op: "embedding",
+            id,
+            purpose: self.purpose,
+            output: ([self.n, self.cols].into(), DType::F32),
+            tolerance: Tolerance::EXACT,
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -59,10 +58,6 @@ impl Case for Embedding {
         ]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.n, self.cols].into(), DType::F32)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         ops::embedding_into(y, &inputs[0], &inputs[1])
     }
@@ -73,14 +68,6 @@ impl Case for Embedding {
             _ => vec![f32::NAN; self.cols],
         };
         rows.iter().flat_map(row).map(f64::from).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance::EXACT
-    }
-
-    fn flops(&self) -> f64 {
-        0.0
     }
 
     /// The rows that are read, not the table.

@@ -1,9 +1,9 @@
 //! Conversion to the 16-bit formats and back.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::held::Held;
+use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
-use std::sync::Mutex;
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 struct Conversion {
     count: usize,
@@ -11,7 +11,7 @@ struct Conversion {
     overflow: Overflow,
     purpose: Purpose,
     /// The codes, if the case is decoding alone.
-    held: Option<Mutex<Option<Float16Tensor>>>,
+    held: Option<Held<Float16Tensor>>,
 }
 
 impl Conversion {
@@ -21,19 +21,18 @@ impl Conversion {
 }
 
 impl Case for Conversion {
-    fn op(&self) -> &'static str {
-        "float16"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let Self { count, exponent_bits, .. } = self;
         let op = if self.held.is_some() { "decode" } else { "round_trip" };
         let overflow = if self.overflow == Overflow::Saturate { ",saturating" } else { "" };
-        format!("float16_{op}_e{exponent_bits}/n={count}{overflow}")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("float16_{op}_e{exponent_bits}/n={count}{overflow}");
+        About {
+            op: "float16",
+            id,
+            purpose: self.purpose,
+            output: ([self.count].into(), DType::F32),
+            tolerance: Tolerance::EXACT,
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -45,32 +44,17 @@ impl Case for Conversion {
         vec![x]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.count].into(), DType::F32)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
-        let Some(held) = &self.held else {
-            return ops::float16_decode_into(y, &self.encode(&inputs[0])?);
-        };
-        let mut held = held.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match held.as_ref().filter(|codes| codes.device().same(&y.device())) {
-            Some(codes) => ops::float16_decode_into(y, codes),
-            None => ops::float16_decode_into(y, held.insert(self.encode(&inputs[0])?)),
+        let (device, encode) = (y.device(), || self.encode(&inputs[0]));
+        match &self.held {
+            Some(held) => held.with(&device, encode, |codes| ops::float16_decode_into(y, codes)),
+            None => ops::float16_decode_into(y, &encode()?),
         }
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let x = rows.iter().flat_map(|&r| inputs[0].row(r));
         x.map(|&x| nearest(f64::from(x), self.exponent_bits, self.overflow)).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance::EXACT
-    }
-
-    fn flops(&self) -> f64 {
-        0.0
     }
 
     fn bytes(&self) -> f64 {
@@ -115,7 +99,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases = Vec::new();
     for exponent_bits in EXPONENT_BITS {
         let mut add = |count, overflow, purpose, held: bool| {
-            let held = held.then(Mutex::default);
+            let held = held.then(Held::default);
             let case = Conversion { count, exponent_bits, overflow, purpose, held };
             cases.push(Box::new(case) as Box<dyn Case>);
         };

@@ -1,8 +1,7 @@
 //! Layer norm.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
-use pascaline::internals::textbook;
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data, misaligned};
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 const EPS: f32 = 1e-6;
 
@@ -15,7 +14,7 @@ struct LayerNorm {
     data: Data,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Data {
     Normal,
     Outliers,
@@ -72,23 +71,20 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for LayerNorm {
-    fn op(&self) -> &'static str {
-        "layer_norm"
-    }
-
-    fn id(&self) -> String {
-        let data = match self.data {
-            Data::Normal => "",
-            Data::Outliers => ",data=outliers",
-            Data::Special => ",data=special",
-            Data::Shifted => ",data=shifted",
-            Data::Step => ",data=step",
-        };
-        format!("layer_norm_{}/rows={},cols={}{data}", self.dtype, self.rows, self.cols)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+    fn about(&self) -> About {
+        let data = data::label(self.data);
+        let id = format!("layer_norm_{}/rows={},cols={}{data}", self.dtype, self.rows, self.cols);
+        About {
+            op: "layer_norm",
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.cols].into(), self.dtype),
+            tolerance: match self.dtype {
+                // |(x − mean)/σ · weight| reaches 40 with outliers, and the bias may cancel it
+                DType::F32 => Tolerance::new(2e-6, 1e-6, "six roundings of terms that may cancel"),
+                _ => Tolerance::new(2e-6, 4.9e-4, "as f32, and one rounding to f16"),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -114,16 +110,8 @@ impl Case for LayerNorm {
         vec![x, weight, data::normal(&id, "bias", [self.cols], self.dtype)]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.cols].into(), self.dtype)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         ops::layer_norm_into(y, &inputs[0], &inputs[1], &inputs[2], EPS)
-    }
-
-    fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
-        textbook::layer_norm_into(y, &inputs[0], &inputs[1], &inputs[2], EPS)
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
@@ -140,14 +128,6 @@ impl Case for LayerNorm {
             );
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            // |(x − mean)/σ · weight| reaches 40 with outliers, and the bias may cancel it
-            DType::F32 => Tolerance::new(2e-6, 1e-6, "six roundings of terms that may cancel"),
-            _ => Tolerance::new(2e-6, 4.9e-4, "as f32, and one rounding to f16"),
-        }
     }
 
     fn flops(&self) -> f64 {

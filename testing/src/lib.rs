@@ -18,6 +18,7 @@ mod dequant_linear;
 mod elementwise;
 mod embedding;
 mod float16;
+mod held;
 pub(crate) mod kv;
 mod layer_norm;
 mod linear;
@@ -36,7 +37,7 @@ mod softmax;
 mod sparse_attention;
 mod transpose;
 
-pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
+pub use case::{About, Case, Gemm, HostTensor, Purpose, Tolerance};
 pub use check::{Outcome, Verdict, check, check_with};
 
 /// Every case of every op, ops in the order in which `validate` and `bench` print them.

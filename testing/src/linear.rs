@@ -1,8 +1,8 @@
 //! Linear maps with their prologues and epilogues.
 
-use super::{Case, HostTensor, Purpose, Tolerance, activate, data};
+use super::{About, Case, HostTensor, Purpose, Tolerance, activate, data};
 use pascaline::ops::{self, Activation, Epilogue};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+use pascaline::{DType, Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
 const EPS: f32 = 1e-6;
@@ -96,28 +96,36 @@ impl Linear {
 }
 
 impl Case for Linear {
-    fn op(&self) -> &'static str {
-        "linear"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let types = match self.dtypes {
             (x, w) if x == w => x.to_string(),
             _ => "mixed".into(),
         };
         let named = |on: bool, name: &'static str| if on { name } else { "" };
         let (Self { m, n, k, .. }, with) = (self, self.with);
-        format!(
+        let id = format!(
             "linear_{types}/m={m},n={n},k={k}{}{}{}{}",
             named(with.norm, ",norm"),
             named(with.bias, ",bias"),
             activate::name(with.activation),
             named(with.residual, ",residual")
-        )
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        );
+        // Products of the data are 12/√k at most and normal ones 1/√k; their sum is of size 1, and k roundings of half an
+        // ulp of it add up to about √k ulp in any order. Gates multiply two such sums of up to 8.
+        let sums = f64::from(f32::EPSILON) * (16.0 + 2.0 * (self.k as f64).sqrt()) * 8.0;
+        let tolerance = match self.dtypes.0 {
+            DType::F32 => Tolerance::new(sums, 4e-6, "f32 sums in any order, through an activation"),
+            // the norm's result, the product, the activation and the sum with the residual: where they are passes of
+            // their own, each is rounded to f16; a normed x is below 5, of which k roundings reach the sum
+            _ => Tolerance::new(sums + 5e-3, 4e-3, "up to four roundings to f16"),
+        };
+        About {
+            op: "linear",
+            id,
+            purpose: self.purpose,
+            output: ([self.m, self.columns()].into(), self.dtypes.0),
+            tolerance,
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -132,10 +140,6 @@ impl Case for Linear {
             data::normal(&id, "bias", [self.n], dtype),
             data::normal(&id, "residual", [self.m, self.columns()], dtype),
         ]
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.m, self.columns()].into(), self.dtypes.0)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -171,18 +175,6 @@ impl Case for Linear {
             }));
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        // Products of the data are 12/√k at most and normal ones 1/√k; their sum is of size 1, and k roundings of half an
-        // ulp of it add up to about √k ulp in any order. Gates multiply two such sums of up to 8.
-        let sums = f64::from(f32::EPSILON) * (16.0 + 2.0 * (self.k as f64).sqrt()) * 8.0;
-        match self.dtypes.0 {
-            DType::F32 => Tolerance::new(sums, 4e-6, "f32 sums in any order, through an activation"),
-            // the norm's result, the product, the activation and the sum with the residual: where they are passes of
-            // their own, each is rounded to f16; a normed x is below 5, of which k roundings reach the sum
-            _ => Tolerance::new(sums + 5e-3, 4e-3, "up to four roundings to f16"),
-        }
     }
 
     fn flops(&self) -> f64 {

@@ -1,9 +1,9 @@
 //! Matrix products.
 
-use super::{Case, Gemm, HostTensor, Purpose, Tolerance, data};
+use super::{About, Case, Gemm, HostTensor, Purpose, Tolerance, data};
 use kernels_gpu::matmul::regtile::FAMILIES;
 use ops::{Matmul, Variant};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 use rayon::prelude::*;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -229,11 +229,6 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             cases.push(forced(Product::new(Layouts::Nn, types, [1, 140, 1000]), Variant::Vector));
         }
     }
-    for layouts in LAYOUTS {
-        let case = Product::new(layouts, Types::F32, [19, 35, 18]).batch(&[2], &[2]);
-        cases.push(case.options(1.0, 0.5, Variant::Textbook, None));
-    }
-
     // benches
     let bench =
         |layouts, types, dims| Product { purpose: Purpose::Bench, ..Product::new(layouts, types, dims) };
@@ -252,11 +247,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for Product {
-    fn op(&self) -> &'static str {
-        "matmul"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let layouts = match self.layouts {
             Layouts::Nn => "",
             Layouts::Nt => "_nt",
@@ -294,11 +285,25 @@ impl Case for Product {
         if let Some(splits) = splits {
             id += &format!(",splits={splits}");
         }
-        id
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let exact_sums = self.data != Data::Normal;
+        let f16_output = self.dtypes().0 == DType::F16;
+        // Products of the data are 12 at most, and their sum after i steps is √i large, so that k roundings of half an
+        // ulp add up to about k/3 ulp of 1; six times that for the worst element, and six ulp for the single products.
+        let scale = f64::from(self.options.alpha.abs() + self.options.beta.abs()).max(1.0);
+        let sums =
+            if exact_sums { 0.0 } else { f64::from(f32::EPSILON) * (6.0 + 2.0 * self.k as f64) * scale };
+        let tolerance = match f16_output {
+            _ if exact_sums && !(f16_output && self.data == Data::Integers) => Tolerance::EXACT,
+            true => Tolerance::new(sums + 3.0e-8, 1.0 / 2048.0, "f32 sums in any order, one rounding to f16"),
+            false => Tolerance::new(sums, f32::EPSILON.into(), "f32 sums in any order"),
+        };
+        About {
+            op: "matmul",
+            id,
+            purpose: self.purpose,
+            output: ([&self.output_batch()[..], &[self.m, self.n]].concat().into(), self.dtypes().0),
+            tolerance,
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -323,10 +328,6 @@ impl Case for Product {
         }
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([&self.output_batch()[..], &[self.m, self.n]].concat().into(), self.dtypes().0)
-    }
-
     fn initial(&self) -> Option<HostTensor> {
         let (shape, dtype) = self.output();
         (self.options.beta != 0.0).then(|| data::normal(&self.id(), "c", shape, dtype))
@@ -334,11 +335,6 @@ impl Case for Product {
 
     fn run(&self, c: TensorMut, inputs: &[Tensor]) -> Result<()> {
         self.run_as(c, inputs, &self.options)
-    }
-
-    fn baseline(&self, c: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
-        let options = Matmul { variant: Variant::Textbook, splits: None, ..self.options };
-        (self.types == Types::F32).then(|| self.run_as(c, inputs, &options))
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
@@ -361,23 +357,6 @@ impl Case for Product {
             }));
         }
         c
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        let exact_sums = self.data != Data::Normal;
-        let f16_output = self.dtypes().0 == DType::F16;
-        if exact_sums && !(f16_output && self.data == Data::Integers) {
-            return Tolerance::EXACT;
-        }
-        // Products of the data are 12 at most, and their sum after i steps is √i large, so that k roundings of half an
-        // ulp add up to about k/3 ulp of 1; six times that for the worst element, and six ulp for the single products.
-        let scale = f64::from(self.options.alpha.abs() + self.options.beta.abs()).max(1.0);
-        let sums =
-            if exact_sums { 0.0 } else { f64::from(f32::EPSILON) * (6.0 + 2.0 * self.k as f64) * scale };
-        match f16_output {
-            true => Tolerance::new(sums + 3.0e-8, 1.0 / 2048.0, "f32 sums in any order, one rounding to f16"),
-            false => Tolerance::new(sums, f32::EPSILON.into(), "f32 sums in any order"),
-        }
     }
 
     fn flops(&self) -> f64 {

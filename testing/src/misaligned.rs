@@ -1,8 +1,8 @@
 //! Any case again with operands that start in the middle of an allocation, as views do: kernels with vector accesses
 //! must handle them.
 
-use super::{Case, HostTensor, Purpose, Tolerance};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+use super::{About, Case, HostTensor, Purpose};
+use pascaline::{Result, Shape, Tensor, TensorMut};
 
 /// The memory before the operands.
 const BEFORE: f32 = 77.0;
@@ -37,17 +37,11 @@ impl Misaligned {
 }
 
 impl Case for Misaligned {
-    fn op(&self) -> &'static str {
-        self.case.op()
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let shift = if self.shift == Shift::Alike { "alike" } else { "apart" };
-        format!("{},misaligned={shift}", self.case.id())
-    }
-
-    fn purpose(&self) -> Purpose {
-        Purpose::Test
+        let About { op, id, output: (shape, dtype), tolerance, .. } = self.case.about();
+        let (id, output) = (format!("{id},misaligned={shift}"), ([1 + shape.elements()].into(), dtype));
+        About { op, id, purpose: Purpose::Test, output, tolerance }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -57,11 +51,6 @@ impl Case for Misaligned {
             HostTensor::new([values.len()], input.dtype, values)
         };
         self.case.inputs().into_iter().enumerate().map(shifted).collect()
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        let (shape, dtype) = self.case.output();
-        ([1 + shape.elements()].into(), dtype)
     }
 
     fn initial(&self) -> Option<HostTensor> {
@@ -90,10 +79,6 @@ impl Case for Misaligned {
         let mut y = vec![f64::from(BEFORE)];
         y.extend(self.case.reference(&inputs, &all_rows));
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        self.case.tolerance()
     }
 
     fn flops(&self) -> f64 {

@@ -1,8 +1,8 @@
 //! Steps of optimisers, over two tensors at once.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::ops::{self, AdamW, AdamWTensor, Sgd, SgdTensor};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+use pascaline::{DType, Result, Tensor, TensorMut};
 
 /// The value that is compared after the step.
 #[derive(Clone, Copy, PartialEq)]
@@ -44,21 +44,21 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for Step {
-    fn op(&self) -> &'static str {
-        if self.is_adam { "adamw" } else { "sgd" }
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
+        let op = if self.is_adam { "adamw" } else { "sgd" };
         let of = match self.of {
             Of::Parameter => "parameter",
             Of::First => "first",
             Of::Second => "second",
         };
-        format!("{}_f32/of={of},n={}", self.op(), self.n)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("{op}_f32/of={of},n={}", self.n);
+        About {
+            op,
+            id,
+            purpose: self.purpose,
+            output: ([self.n].into(), DType::F32),
+            tolerance: Tolerance::new(5e-7, 1e-6, "a few operations in f32 on numbers about 1"),
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -67,10 +67,6 @@ impl Case for Step {
         let mut second = values("second");
         second.values.iter_mut().for_each(|x| *x *= *x);
         vec![values("parameter"), values("gradient"), values("first"), second]
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.n].into(), DType::F32)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -128,10 +124,6 @@ impl Case for Step {
         };
         // the output has one row
         rows.iter().flat_map(|_| (0..self.n).map(one)).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance::new(5e-7, 1e-6, "a few operations in f32 on numbers about 1")
     }
 
     fn flops(&self) -> f64 {

@@ -1,13 +1,13 @@
 //! Attention over keys and values in pages, of sequences with lengths of their own. The reference rounds keys and values and then
 //! follows the definition.
 
-use super::attention::naive;
+use super::attention::{NORMAL, naive, tolerance};
+use super::held::Held;
 use super::kv::{bits, stored};
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{About, Case, HostTensor, Purpose, data};
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, PAGE};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
-use std::sync::Mutex;
+use pascaline::{DType, Result, Tensor, TensorMut};
 
 struct Paged {
     num_q_heads: usize,
@@ -24,7 +24,7 @@ struct Paged {
     format: KvFormat,
     purpose: Purpose,
     /// Filled when the case first runs on a device.
-    held: Mutex<Option<[KvTensor; 2]>>,
+    held: Held<[KvTensor; 2]>,
 }
 
 /// Entries of the table that no key needs: no page has this number, and kernels must not read it.
@@ -33,6 +33,13 @@ const NO_PAGE: u32 = 1 << 20;
 impl Paged {
     fn width(&self) -> usize {
         self.lens.iter().max().map_or(0, |len| len.div_ceil(PAGE)) + self.spare
+    }
+
+    fn q_shape(&self) -> [usize; 3] {
+        match self.q_len {
+            None => [self.lens.len(), self.num_q_heads, self.head_dim],
+            Some(q_len) => [self.num_q_heads, q_len, self.head_dim],
+        }
     }
 
     /// Pages of the pool: one more than there are tokens for, which holds NaN.
@@ -78,11 +85,7 @@ impl Paged {
 }
 
 impl Case for Paged {
-    fn op(&self) -> &'static str {
-        "paged_attention"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let Self { num_q_heads, num_kv_heads, head_dim, lens, format, spare, .. } = self;
         let lens = match lens.len() {
             0..=8 => lens.iter().map(usize::to_string).collect::<Vec<_>>().join("+"),
@@ -90,13 +93,17 @@ impl Case for Paged {
         };
         let q_len = self.q_len.map(|q_len| format!(",q={q_len}")).unwrap_or_default();
         let shared = if self.shared { ",shared" } else { "" };
-        format!(
+        let id = format!(
             "paged_attention_{format}/hq={num_q_heads},hkv={num_kv_heads},d={head_dim},kv={lens},spare={spare}{q_len}{shared}"
-        )
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        );
+        About {
+            op: "paged_attention",
+            id,
+            purpose: self.purpose,
+            output: (self.q_shape().into(), DType::F32),
+            // as attention's over a contiguous cache
+            tolerance: tolerance(DType::F32, NORMAL),
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -111,40 +118,27 @@ impl Case for Paged {
         for (values, _) in kv.values.chunks_mut(row.max(1)).zip(&used).filter(|(_, used)| !**used) {
             values.fill(f32::NAN); // rows of no sequence must not be read
         }
-        let shape = match self.q_len {
-            None => [self.lens.len(), self.num_q_heads, self.head_dim],
-            Some(q_len) => [self.num_q_heads, q_len, self.head_dim],
-        };
         let width = self.width();
         let entry = |table: &Vec<u32>, page: usize| table.get(page).copied().unwrap_or(NO_PAGE) as f32;
         let entries = tables.iter().flat_map(|table| (0..width).map(move |page| entry(table, page)));
         vec![
-            data::normal(&id, "q", shape, DType::F32),
+            data::normal(&id, "q", self.q_shape(), DType::F32),
             kv,
             HostTensor::new([self.lens.len(), width], DType::U32, entries.collect()),
             HostTensor::new([self.lens.len()], DType::U32, self.lens.iter().map(|&len| len as f32).collect()),
         ]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        (self.inputs()[0].shape.clone(), DType::F32)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         let [q, kv, tables, lens] = inputs else { unreachable!("four inputs") };
-        let mut held = self.held.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if held.as_ref().is_none_or(|held| !held[0].device().same(&q.device())) {
-            *held = None; // freed first, as its memory may be needed
-            *held = Some(super::kv::fill(kv, self.format)?);
-        }
-        let Some([k, v]) = held.as_ref() else { return Ok(()) };
-        match self.q_len {
+        let run = |[k, v]: &[KvTensor; 2]| match self.q_len {
             None => ops::paged_attention_each_into(y, q, k, v, tables, lens, None),
             Some(_) => {
                 let table = tables.reshape([self.width()])?;
                 ops::paged_attention_into(y, q, k, v, &table, self.lens[0], None)
             }
-        }
+        };
+        self.held.with(&q.device(), || super::kv::fill(kv, self.format), run)
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
@@ -161,11 +155,6 @@ impl Case for Paged {
             naive(q.row(r), rows.iter().map(|[k, v]| (&k[..], &v[..])))
         };
         rows.iter().flat_map(attend).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        // as attention's over a contiguous cache
-        Tolerance::new(4e-6, 0.0, "rounding of the scores times the largest value")
     }
 
     fn flops(&self) -> f64 {
@@ -197,7 +186,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
                    shared,
                    format,
                    purpose| {
-        let (lens, held) = (lens.to_vec(), Mutex::new(None));
+        let (lens, held) = (lens.to_vec(), Held::default());
         let case =
             Paged { num_q_heads, num_kv_heads, head_dim, lens, q_len, shared, spare, format, purpose, held };
         cases.push(Box::new(case) as Box<dyn Case>);

@@ -3,13 +3,13 @@
 //! The reference decodes the quantised weights from their GGUF bytes with its own reader and sums in f64. So the error of
 //! quantising is not part of the comparison; it is tested elsewhere.
 
-use super::{Case, HostTensor, Purpose, Tolerance, activate, data};
+use super::held::Held;
+use super::{About, Case, HostTensor, Purpose, Tolerance, activate, data};
 use half::f16;
 use pascaline::ops::{Activation, Epilogue};
 use pascaline::quant::{Format, QuantTensor, name};
 use pascaline::{DType, Device, Result, Shape, Tensor, TensorMut, ops};
 use rayon::prelude::*;
-use std::sync::Mutex;
 
 /// Rows of weights as numbers: [n, k]. In parallel, as a bench has many.
 pub(super) fn reference_weights(w: &HostTensor, format: Format) -> Vec<f64> {
@@ -160,20 +160,15 @@ pub(super) fn reference_row(x: &[f32]) -> Vec<f64> {
 
 /// The weights of a case in its format, quantised when it first runs on a device, as a model's are when it loads.
 #[derive(Default)]
-pub(super) struct Weights(Mutex<Option<QuantTensor>>);
+pub(super) struct Weights(Held<QuantTensor>);
 
 impl Weights {
     pub fn get(&self, x: &Tensor, format: Format) -> Result<QuantTensor> {
-        let mut held = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(weights) = held.as_ref().filter(|weights| weights.device().same(&x.device())) {
-            return Ok(weights.clone());
-        }
-        let weights = ops::quantize(x, format)?;
-        Ok(held.insert(weights).clone())
+        self.0.with(&x.device(), || ops::quantize(x, format), |weights| Ok(weights.clone()))
     }
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Data {
     Normal,
     Outliers,
@@ -196,24 +191,29 @@ struct Product {
 }
 
 impl Case for Product {
-    fn op(&self) -> &'static str {
-        "quant_matmul"
-    }
-
-    fn id(&self) -> String {
-        let data = match self.data {
-            Data::Normal => "",
-            Data::Outliers => ",data=outliers",
-            Data::Integers => ",data=integers",
-        };
+    fn about(&self) -> About {
+        let data = data::label(self.data);
         let activation = activate::name(self.activation);
         let adds = if self.adds { ",bias,residual" } else { "" };
         let (format, dtype, Self { m, n, k, .. }) = (name(self.format), self.dtype, self);
-        format!("quant_matmul_{format}_{dtype}/m={m},n={n},k={k}{data}{activation}{adds}")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("quant_matmul_{format}_{dtype}/m={m},n={n},k={k}{data}{activation}{adds}");
+        let (k, blocks) = (self.k as f64, (self.k / 32 + 1) as f64);
+        let size = if self.data == Data::Outliers { 160.0 } else { 1.0 }; // the root mean square of x·w
+        let tolerance = match self.data {
+            Data::Integers => Tolerance::EXACT,
+            _ => Tolerance::new(
+                4.0 * size * f64::from(f32::EPSILON) * (k * blocks).sqrt(),
+                2e-5,
+                "f32 sums over the blocks of a row, and exp in the activation",
+            ),
+        };
+        About {
+            op: "quant_matmul",
+            id,
+            purpose: self.purpose,
+            output: ([self.m, self.n].into(), DType::F32),
+            tolerance,
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -242,10 +242,6 @@ impl Case for Product {
         inputs
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.m, self.n].into(), DType::F32)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         let weights = self.weights.get(&inputs[1], self.format)?;
         let epilogue = Epilogue { bias: inputs.get(2), activation: self.activation, residual: inputs.get(3) };
@@ -269,34 +265,14 @@ impl Case for Product {
         y
     }
 
-    fn tolerance(&self) -> Tolerance {
-        let (k, blocks) = (self.k as f64, (self.k / 32 + 1) as f64);
-        let size = if self.data == Data::Outliers { 160.0 } else { 1.0 }; // the root mean square of x·w
-        match self.data {
-            Data::Integers => Tolerance::EXACT,
-            _ => Tolerance::new(
-                4.0 * size * f64::from(f32::EPSILON) * (k * blocks).sqrt(),
-                2e-5,
-                "f32 sums over the blocks of a row, and exp in the activation",
-            ),
-        }
-    }
-
     fn flops(&self) -> f64 {
         2.0 * (self.m * self.n * self.k) as f64
     }
 
     fn bytes(&self) -> f64 {
-        let bits = match self.format {
-            Format::I8 => 8.0,
-            Format::Q8_0 => 8.5,
-            Format::Q4_0 | Format::Q4K | Format::Iq4Nl => 4.5,
-            Format::Q5K => 5.5,
-            Format::Q6K => 6.625,
-            Format::Iq4Xs => 4.25,
-        };
-        let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
-        n * k * bits / 8.0 + m * k * self.dtype.size() as f64 + 4.0 * m * n
+        let Self { m, n, k, format, .. } = *self;
+        let w = QuantTensor::part_bytes(format, [n, k]).map_or(0, |parts| parts.iter().sum());
+        (w + m * k * self.dtype.size() + 4 * m * n) as f64
     }
 
     fn compute_bound(&self) -> bool {
@@ -384,17 +360,23 @@ struct Embedding {
 }
 
 impl Case for Embedding {
-    fn op(&self) -> &'static str {
-        "quant_embedding"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let (format, dtype, Self { rows, n, k, .. }) = (name(self.format), self.dtype, self);
-        format!("quant_embedding_{format}_{dtype}/rows={rows},n={n},k={k}")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("quant_embedding_{format}_{dtype}/rows={rows},n={n},k={k}");
+        About {
+            op: "quant_embedding",
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.k].into(), self.dtype),
+            tolerance: match self.dtype {
+                DType::F32 => Tolerance::new(
+                    2e-7,
+                    1e-7,
+                    "one rounding; a difference of exact products in Q4_K and Q5_K",
+                ),
+                _ => Tolerance::new(3e-7, 1.0 / 2048.0 + 1e-6, "one rounding to f16"),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -409,10 +391,6 @@ impl Case for Embedding {
         vec![table, HostTensor::new([self.rows], DType::U32, ids)]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.k].into(), self.dtype)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         ops::quant_embedding_into(y, &self.weights.get(&inputs[0], self.format)?, &inputs[1])
     }
@@ -425,15 +403,6 @@ impl Case for Embedding {
             false => vec![f64::NAN; self.k],
         })
         .collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F32 => {
-                Tolerance::new(2e-7, 1e-7, "one rounding; a difference of exact products in Q4_K and Q5_K")
-            }
-            _ => Tolerance::new(3e-7, 1.0 / 2048.0 + 1e-6, "one rounding to f16"),
-        }
     }
 
     fn flops(&self) -> f64 {

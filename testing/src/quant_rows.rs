@@ -1,7 +1,7 @@
 //! Ops whose results are rows of 8-bit quants, which the next product reads.
 
 use super::quant::{Weights, reference_row, reference_weights};
-use super::{Case, HostTensor, Purpose, Tolerance, activate, data};
+use super::{About, Case, HostTensor, Purpose, Tolerance, activate, data};
 use pascaline::ops::{self, Activation, Epilogue};
 use pascaline::quant::{FORMATS, Format, QuantRows, name};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
@@ -47,26 +47,36 @@ impl Rows {
 }
 
 impl Case for Rows {
-    fn op(&self) -> &'static str {
-        match self.op {
-            Op::RmsNorm => "rms_norm_rows",
-            Op::Gated(_) => "quant_gated_rows",
-        }
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let next = if self.purpose == Purpose::Bench { ",with=product" } else { "" };
         let Self { m, cols, k, .. } = self;
-        match self.op {
+        let id = match self.op {
             Op::RmsNorm => format!("rms_norm_rows_f32/rows={m},cols={cols}{next}"),
             Op::Gated(format) => {
                 format!("quant_gated_rows_{}_f32/m={m},n={},k={k}{next}", name(format), 2 * cols)
             }
+        };
+        let step = self.largest() / 127.0;
+        let tolerance = match self.purpose {
+            Purpose::Test => {
+                Tolerance::new(step, 1e-5, "f32 sums; a value between two quants may become either: one step")
+            }
+            Purpose::Bench => Tolerance::new(
+                3.0 * 4.5 * step,
+                1e-4,
+                "f32 sums; three values of a row may become the neighbouring quant, each times a weight of 4.5σ",
+            ),
+        };
+        About {
+            op: match self.op {
+                Op::RmsNorm => "rms_norm_rows",
+                Op::Gated(_) => "quant_gated_rows",
+            },
+            id,
+            purpose: self.purpose,
+            output: ([self.m, self.out()].into(), DType::F32),
+            tolerance,
         }
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -80,10 +90,6 @@ impl Case for Rows {
             inputs.push(make("next", [NEXT, self.cols].into()));
         }
         inputs
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.m, self.out()].into(), DType::F32)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -141,20 +147,6 @@ impl Case for Rows {
             }
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        let step = self.largest() / 127.0;
-        match self.purpose {
-            Purpose::Test => {
-                Tolerance::new(step, 1e-5, "f32 sums; a value between two quants may become either: one step")
-            }
-            Purpose::Bench => Tolerance::new(
-                3.0 * 4.5 * step,
-                1e-4,
-                "f32 sums; three values of a row may become the neighbouring quant, each times a weight of 4.5σ",
-            ),
-        }
     }
 
     fn flops(&self) -> f64 {

@@ -1,9 +1,9 @@
 //! Quantising and reading back: both together, which is the op of quantisation-aware training, and reading back alone.
 
 use super::quant::{Weights, reference_weights};
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::quant::{FORMATS, Format, bits, name};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 struct Quantize {
     rows: usize,
@@ -16,26 +16,28 @@ struct Quantize {
 }
 
 impl Case for Quantize {
-    fn op(&self) -> &'static str {
-        "quantize"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let (format, dtype, Self { rows, cols, .. }) = (name(self.format), self.dtype, self);
         let op = if self.held.is_some() { "dequantize" } else { "fake_quantize" };
-        format!("{op}_{format}_{dtype}/rows={rows},cols={cols}")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("{op}_{format}_{dtype}/rows={rows},cols={cols}");
+        About {
+            op: "quantize",
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.cols].into(), self.dtype),
+            tolerance: match self.dtype {
+                DType::F32 => Tolerance::new(
+                    2e-5,
+                    1e-7,
+                    "one rounding; a difference of exact products in Q4_K and Q5_K",
+                ),
+                _ => Tolerance::new(3e-5, 1.0 / 2048.0 + 1e-6, "one rounding to f16"),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
         vec![data::outliers(&self.id(), "x", [self.rows, self.cols], DType::F32)]
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.cols].into(), self.dtype)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -49,15 +51,6 @@ impl Case for Quantize {
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let x = rows.iter().flat_map(|&r| inputs[0].row(r).to_vec()).collect();
         reference_weights(&HostTensor::new([rows.len(), self.cols], DType::F32, x), self.format)
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F32 => {
-                Tolerance::new(2e-5, 1e-7, "one rounding; a difference of exact products in Q4_K and Q5_K")
-            }
-            _ => Tolerance::new(3e-5, 1.0 / 2048.0 + 1e-6, "one rounding to f16"),
-        }
     }
 
     fn flops(&self) -> f64 {
@@ -87,16 +80,15 @@ impl Scaled {
 }
 
 impl Case for Scaled {
-    fn op(&self) -> &'static str {
-        "quantize"
-    }
-
-    fn id(&self) -> String {
-        format!("fake_quantize_scaled_{}/rows={},cols={}", name(self.format), self.rows, self.cols)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+    fn about(&self) -> About {
+        let id = format!("fake_quantize_scaled_{}/rows={},cols={}", name(self.format), self.rows, self.cols);
+        About {
+            op: "quantize",
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.cols].into(), DType::F32),
+            tolerance: Tolerance::EXACT, // a scale of 11 bits times a quant of 8
+        }
     }
 
     /// Outliers are clipped, far beyond the range; some scales are negative, and one in 16 is 0.
@@ -107,10 +99,6 @@ impl Case for Scaled {
         let scales = scales.values.iter().enumerate().map(scale).collect();
         let x = data::outliers(&self.id(), "x", [self.rows, self.cols], DType::F32);
         vec![x, HostTensor::new(shape, DType::F32, scales)]
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.cols].into(), DType::F32)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -133,10 +121,6 @@ impl Case for Scaled {
             inputs[0].row(r).iter().enumerate().map(|(c, &x)| value(x, scales[c / 32])).collect::<Vec<_>>()
         };
         rows.iter().flat_map(of_row).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance::EXACT // a scale of 11 bits times a quant of 8
     }
 
     fn flops(&self) -> f64 {

@@ -1,7 +1,7 @@
 //! Sum, max and argmax over rows.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data, misaligned};
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Op {
@@ -10,7 +10,7 @@ enum Op {
     Argmax,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Data {
     Normal,
     /// Small whole numbers: exact sums, and maxima that many columns share.
@@ -74,25 +74,33 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for Reduce {
-    fn op(&self) -> &'static str {
-        match self.op {
+    fn about(&self) -> About {
+        let op = match self.op {
             Op::Sum => "sum",
             Op::Max => "max",
             Op::Argmax => "argmax",
-        }
-    }
-
-    fn id(&self) -> String {
-        let data = match self.data {
-            Data::Normal => "",
-            Data::Integers => ",data=integers",
-            Data::Special => ",data=special",
         };
-        format!("{}_{}/rows={},cols={}{data}", self.op(), self.dtype, self.rows, self.cols)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let data = data::label(self.data);
+        let id = format!("{op}_{}/rows={},cols={}{data}", self.dtype, self.rows, self.cols);
+        // Each addition rounds a random walk of k normal values, whose size is √k, by up to 2⁻²⁴ of it. A chain of L additions thus has
+        // an error of 0.41·2⁻²⁴·L, as a standard deviation, and the row's cols / L chains have 0.41·2⁻²⁴·√(cols·L). Where rows are
+        // enough for all multiprocessors a block of 512 threads adds a row: L is 297 for 151936 columns.
+        let chain = (self.cols as f64 / 512.0).max(10.0);
+        let abs = 1.23 * f64::from(f32::EPSILON) * (self.cols as f64 * chain).sqrt();
+        let tolerance = match self.dtype {
+            _ if self.op != Op::Sum || self.data == Data::Integers => Tolerance::EXACT,
+            DType::F16 => {
+                Tolerance::new(abs + 3.0e-8, 4.9e-4, "f32 sums of normal data, rounded to f16 once")
+            }
+            _ => Tolerance::new(abs, 2e-7, "6 standard deviations of f32 sums of normal data"),
+        };
+        About {
+            op,
+            id,
+            purpose: self.purpose,
+            output: ([self.rows].into(), if self.op == Op::Argmax { DType::U32 } else { self.dtype }),
+            tolerance,
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -118,10 +126,6 @@ impl Case for Reduce {
         vec![x]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows].into(), if self.op == Op::Argmax { DType::U32 } else { self.dtype })
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         match self.op {
             Op::Sum => ops::sum_into(y, &inputs[0]),
@@ -144,23 +148,6 @@ impl Case for Reduce {
             }
         };
         (0..self.rows).map(one).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        if self.op != Op::Sum || self.data == Data::Integers {
-            return Tolerance::EXACT;
-        }
-        // Each addition rounds a random walk of k normal values, whose size is √k, by up to 2⁻²⁴ of it. A chain of L additions thus has
-        // an error of 0.41·2⁻²⁴·L, as a standard deviation, and the row's cols / L chains have 0.41·2⁻²⁴·√(cols·L). Where rows are
-        // enough for all multiprocessors a block of 512 threads adds a row: L is 297 for 151936 columns.
-        let chain = (self.cols as f64 / 512.0).max(10.0);
-        let abs = 1.23 * f64::from(f32::EPSILON) * (self.cols as f64 * chain).sqrt();
-        match self.dtype {
-            DType::F16 => {
-                Tolerance::new(abs + 3.0e-8, 4.9e-4, "f32 sums of normal data, rounded to f16 once")
-            }
-            _ => Tolerance::new(abs, 2e-7, "6 standard deviations of f32 sums of normal data"),
-        }
     }
 
     fn flops(&self) -> f64 {

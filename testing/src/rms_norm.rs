@@ -1,8 +1,7 @@
 //! RMS norm.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
-use pascaline::internals::textbook;
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data, misaligned};
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 const EPS: f32 = 1e-6;
 
@@ -15,7 +14,7 @@ struct RmsNorm {
     data: Data,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Data {
     Normal,
     Outliers,
@@ -66,21 +65,23 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for RmsNorm {
-    fn op(&self) -> &'static str {
-        "rms_norm"
-    }
-
-    fn id(&self) -> String {
-        let data = match self.data {
-            Data::Normal => "",
-            Data::Outliers => ",data=outliers",
-            Data::Special => ",data=special",
-        };
-        format!("rms_norm_{}/rows={},cols={}{data}", self.dtype, self.rows, self.cols)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+    fn about(&self) -> About {
+        let data = data::label(self.data);
+        let id = format!("rms_norm_{}/rows={},cols={}{data}", self.dtype, self.rows, self.cols);
+        About {
+            op: "rms_norm",
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.cols].into(), self.dtype),
+            tolerance: match self.dtype {
+                DType::F32 => Tolerance::new(
+                    1e-30,
+                    1e-6,
+                    "a sum of squares in f32 (half of its error counts), rsqrt, two products",
+                ),
+                _ => Tolerance::new(3.0e-8, 4.9e-4, "one rounding to f16, subnormals included"),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -96,16 +97,8 @@ impl Case for RmsNorm {
         vec![x, data::normal(&id, "weight", [self.cols], self.dtype)]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.cols].into(), self.dtype)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         ops::rms_norm_into(y, &inputs[0], &inputs[1], EPS)
-    }
-
-    fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
-        textbook::rms_norm_into(y, &inputs[0], &inputs[1], EPS)
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
@@ -117,17 +110,6 @@ impl Case for RmsNorm {
             y.extend(x.iter().zip(&inputs[1].values).map(|(&x, &w)| f64::from(x) * scale * f64::from(w)));
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F32 => Tolerance::new(
-                1e-30,
-                1e-6,
-                "a sum of squares in f32 (half of its error counts), rsqrt, two products",
-            ),
-            _ => Tolerance::new(3.0e-8, 4.9e-4, "one rounding to f16, subnormals included"),
-        }
     }
 
     fn flops(&self) -> f64 {

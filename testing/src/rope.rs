@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data, misaligned};
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 #[derive(Clone)]
 struct Rope {
@@ -37,36 +37,28 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for Rope {
-    fn op(&self) -> &'static str {
-        "rope"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let Self { seq, heads, dim, dtype, .. } = self;
         let fused = if self.fused == self.heads { String::new() } else { format!(",of={}", self.fused) };
-        format!("rope_{dtype}/seq={seq},heads={heads},dim={dim}{fused}")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("rope_{dtype}/seq={seq},heads={heads},dim={dim}{fused}");
+        About {
+            op: "rope",
+            id,
+            purpose: self.purpose,
+            output: ([self.seq, self.heads, self.dim].into(), self.dtype),
+            tolerance: match self.dtype {
+                DType::F32 => {
+                    Tolerance::new(1.2e-6, 1.2e-7, "two products of values below 4, each rounded once")
+                }
+                _ => Tolerance::new(3e-6, 1.0 / 1024.0, "one rounding to f16"),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
         let id = self.id();
-        let half = [self.seq, self.dim / 2];
-        let angles = data::normal(&id, "angles", half, DType::F32).values;
-        let table = |f: fn(f32) -> f32| {
-            HostTensor::new(half, DType::F32, angles.iter().map(|&angle| f(angle)).collect())
-        };
-        vec![
-            data::normal(&id, "x", [self.seq, self.fused, self.dim], self.dtype),
-            table(f32::cos),
-            table(f32::sin),
-        ]
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.seq, self.heads, self.dim].into(), self.dtype)
+        let [cos, sin] = data::angles(&id, [self.seq, self.dim / 2]);
+        vec![data::normal(&id, "x", [self.seq, self.fused, self.dim], self.dtype), cos, sin]
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -87,13 +79,6 @@ impl Case for Rope {
             y.extend((0..half).map(|i| value(i + half) * angle(i).0 + value(i) * angle(i).1));
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F32 => Tolerance::new(1.2e-6, 1.2e-7, "two products of values below 4, each rounded once"),
-            _ => Tolerance::new(3e-6, 1.0 / 1024.0, "one rounding to f16"),
-        }
     }
 
     fn flops(&self) -> f64 {

@@ -2,11 +2,11 @@
 
 use super::float16::nearest;
 use super::kv::{bits, fill, read};
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::float16::Overflow;
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, HeadNorms};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+use pascaline::{DType, Result, Tensor, TensorMut};
 
 const EPS: f32 = 1e-6;
 /// The contents of the caches before the op.
@@ -124,11 +124,7 @@ impl Append {
 }
 
 impl Case for Append {
-    fn op(&self) -> &'static str {
-        "rope_append"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let types = match (self.dtype, self.format) {
             (qkv, cache) if qkv.name() == cache.name() => qkv.to_string(),
             (qkv, cache) => format!("{qkv}_{cache}"),
@@ -136,24 +132,40 @@ impl Case for Append {
         let Self { rows, heads, kv_heads, dim, past, .. } = self;
         let norms = if self.norms { ",norms" } else { "" };
         let each = if self.each { ",each" } else { "" };
-        format!("rope_append_{types}/rows={rows},h={heads},hkv={kv_heads},d={dim},past={past}{norms}{each}")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!(
+            "rope_append_{types}/rows={rows},h={heads},hkv={kv_heads},d={dim},past={past}{norms}{each}"
+        );
+        // q and both caches, one after the other, in f32.
+        let dtype = if self.purpose == Purpose::Bench { self.dtype } else { DType::F32 };
+        let output = ([self.parts().iter().sum(), self.dim].into(), dtype);
+        About {
+            op: "rope_append",
+            id,
+            purpose: self.purpose,
+            output,
+            tolerance: match self.format {
+                KvFormat::F32 => {
+                    Tolerance::new(8e-6, 1.2e-6, "two products of normed values below 20, rsqrt")
+                }
+                KvFormat::Float16(bits) => {
+                    // half a unit in the last place; subnormals have the same unit
+                    let (bits, bias) = (bits as i32, (1 << (bits - 1)) - 1);
+                    let (abs, rel) = (2f64.powi(1 - bias - (15 - bits) - 1), 2f64.powi(-(15 - bits) - 1));
+                    Tolerance::new(8e-6 + abs, 1.01 * rel, "one rounding to 16 bits")
+                }
+                // the cases of attention over caches compare every quant
+                KvFormat::Q8_0 => Tolerance::new(0.08, 5e-4, "half a step of 1/127 of 20, a scale in f16"),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
         let (id, dtype) = (self.id(), self.dtype);
-        let shape = [self.angles, self.dim / 2];
-        let angles = data::normal(&id, "angles", shape, DType::F32).values;
-        let table = |f: fn(f32) -> f32| {
-            HostTensor::new(shape, DType::F32, angles.iter().map(|&angle| f(angle)).collect())
-        };
+        let [cos, sin] = data::angles(&id, [self.angles, self.dim / 2]);
         vec![
             data::normal(&id, "qkv", [self.rows, self.all_heads(), self.dim], dtype),
-            table(f32::cos),
-            table(f32::sin),
+            cos,
+            sin,
             data::normal(&id, "q_weight", [self.dim], dtype),
             data::normal(&id, "k_weight", [self.dim], dtype),
             match self.each {
@@ -165,12 +177,6 @@ impl Case for Append {
                 false => HostTensor::new([2], DType::U32, vec![self.past as f32, self.first as f32]),
             },
         ]
-    }
-
-    /// q and both caches, one after the other, in f32.
-    fn output(&self) -> (Shape, DType) {
-        let dtype = if self.purpose == Purpose::Bench { self.dtype } else { DType::F32 };
-        ([self.parts().iter().sum(), self.dim].into(), dtype)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -220,20 +226,6 @@ impl Case for Append {
             }
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.format {
-            KvFormat::F32 => Tolerance::new(8e-6, 1.2e-6, "two products of normed values below 20, rsqrt"),
-            KvFormat::Float16(bits) => {
-                // half a unit in the last place; subnormals have the same unit
-                let (bits, bias) = (bits as i32, (1 << (bits - 1)) - 1);
-                let (abs, rel) = (2f64.powi(1 - bias - (15 - bits) - 1), 2f64.powi(-(15 - bits) - 1));
-                Tolerance::new(8e-6 + abs, 1.01 * rel, "one rounding to 16 bits")
-            }
-            // the cases of attention over caches compare every quant
-            KvFormat::Q8_0 => Tolerance::new(0.08, 5e-4, "half a step of 1/127 of 20, a scale in f16"),
-        }
     }
 
     fn flops(&self) -> f64 {

@@ -1,8 +1,7 @@
 //! Softmax.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
-use pascaline::internals::textbook;
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use super::{About, Case, HostTensor, Purpose, Tolerance, data, misaligned};
+use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 #[derive(Clone)]
 struct Softmax {
@@ -13,7 +12,7 @@ struct Softmax {
     data: Data,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Data {
     Normal,
     Outliers,
@@ -75,21 +74,21 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for Softmax {
-    fn op(&self) -> &'static str {
-        "softmax"
-    }
-
-    fn id(&self) -> String {
-        let data = match self.data {
-            Data::Normal => "",
-            Data::Outliers => ",data=outliers",
-            Data::Masked => ",data=masked",
-        };
-        format!("softmax_{}/rows={},cols={}{data}", self.dtype, self.rows, self.cols)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+    fn about(&self) -> About {
+        let data = data::label(self.data);
+        let id = format!("softmax_{}/rows={},cols={}{data}", self.dtype, self.rows, self.cols);
+        About {
+            op: "softmax",
+            id,
+            purpose: self.purpose,
+            output: ([self.rows, self.cols].into(), self.dtype),
+            tolerance: match self.dtype {
+                // ex2.approx and the rounding of x·log2(e): |x − max| stays below 2⁹ in the data, which is 2⁹ half-ulps
+                // in the exponent and so 4e-5 relative at most, and only where the result is below 2⁻²⁴ times the max.
+                DType::F32 => Tolerance::new(1e-9, 8e-6, "exp of a rounded exponent"),
+                _ => Tolerance::new(3.0e-8, 1.0 / 1024.0, "one rounding to f16, subnormals included"),
+            },
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -105,16 +104,8 @@ impl Case for Softmax {
         vec![x]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.rows, self.cols].into(), self.dtype)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         ops::softmax_into(y, &inputs[0])
-    }
-
-    fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
-        textbook::softmax_into(y, &inputs[0])
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
@@ -126,15 +117,6 @@ impl Case for Softmax {
             y.extend(x.iter().map(|&x| (f64::from(x) - max).exp() / sum));
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            // ex2.approx and the rounding of x·log2(e): |x − max| stays below 2⁹ in the data, which is 2⁹ half-ulps
-            // in the exponent and so 4e-5 relative at most, and only where the result is below 2⁻²⁴ times the max.
-            DType::F32 => Tolerance::new(1e-9, 8e-6, "exp of a rounded exponent"),
-            _ => Tolerance::new(3.0e-8, 1.0 / 1024.0, "one rounding to f16, subnormals included"),
-        }
     }
 
     fn flops(&self) -> f64 {

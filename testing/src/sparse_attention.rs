@@ -1,13 +1,14 @@
 //! Block-sparse attention, and means of blocks.
 
-use super::attention::naive;
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::attention::{NORMAL, naive, tolerance};
+use super::held::Held;
+use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::block_mask::{BlockGrid, BlockMask};
 use pascaline::internals::sparse;
 use pascaline::ops::{self, Attention, Path, PreparedMask};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+use pascaline::{DType, Result, Tensor, TensorMut};
 use rand::Rng;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// A kind of mask; numbers are of keys, or of blocks where the builder's are.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,8 +48,7 @@ struct Sparse {
     warps: Option<usize>,
     purpose: Purpose,
     mask: OnceLock<BlockMask>,
-    /// The device of the last run, and the mask on it.
-    prepared: Mutex<Option<(pascaline::Device, PreparedMask)>>,
+    prepared: Held<PreparedMask>,
 }
 
 const F32: (DType, DType) = (DType::F32, DType::F32);
@@ -71,7 +71,7 @@ impl Sparse {
             warps: None,
             purpose: Purpose::Test,
             mask: OnceLock::new(),
-            prepared: Mutex::new(None),
+            prepared: Held::default(),
         }
     }
 
@@ -248,11 +248,7 @@ fn bench(cases: &mut Vec<Sparse>) {
 }
 
 impl Case for Sparse {
-    fn op(&self) -> &'static str {
-        "sparse_attention"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let types = match self.dtypes {
             (q, kv) if q == kv => q.to_string(),
             (q, kv) => format!("{q}_{kv}"),
@@ -269,7 +265,7 @@ impl Case for Sparse {
             Kind::Pairs(percent) => format!("pairs({percent}%)"),
             Kind::Uneven => "uneven".into(),
         };
-        format!(
+        let id = format!(
             "sparse_attention_{types}/mask={kind},block={},masks={},b={},hq={},hkv={},q={},kv={},d={}{}{}",
             self.block,
             self.mask_heads,
@@ -281,11 +277,16 @@ impl Case for Sparse {
             self.head_dim,
             if self.path == Path::Auto { ",path=auto" } else { "" },
             self.warps.map_or(String::new(), |warps| format!(",warps={warps}")),
-        )
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        );
+        About {
+            op: "sparse_attention",
+            id,
+            purpose: self.purpose,
+            output: ([self.batch, self.heads.0, self.q_len, self.head_dim].into(), self.dtypes.0),
+            // As attention's on normal data: the same arithmetic over fewer keys. With few keys each weighs more, which that
+            // bound of 7 times a score's error covers.
+            tolerance: tolerance(self.dtypes.0, NORMAL),
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -299,26 +300,14 @@ impl Case for Sparse {
         ]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        ([self.batch, self.heads.0, self.q_len, self.head_dim].into(), self.dtypes.0)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         let [q, k, v] = inputs else { unreachable!("three inputs") };
         let device = y.device();
-        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = prepared.take().filter(|(of, _)| of.same(&device));
-        let (_, mask) = match known {
-            Some(known) => prepared.insert(known),
-            None => {
-                let mask = match self.warps {
-                    Some(warps) => sparse::prepared(self.mask().clone(), warps, &device)?,
-                    None => PreparedMask::new(self.mask().clone(), self.path, &device)?,
-                };
-                prepared.insert((device, mask))
-            }
+        let prepare = || match self.warps {
+            Some(warps) => sparse::prepared(self.mask().clone(), warps, &device),
+            None => PreparedMask::new(self.mask().clone(), self.path, &device),
         };
-        ops::sparse_attention_into(y, q, k, v, mask, None)
+        self.prepared.with(&device, prepare, |mask| ops::sparse_attention_into(y, q, k, v, mask, None))
     }
 
     /// The dense kernels, where they handle the mask.
@@ -350,15 +339,6 @@ impl Case for Sparse {
         out
     }
 
-    fn tolerance(&self) -> Tolerance {
-        // As attention's on normal data: the same arithmetic over fewer keys. With few keys each weighs more, which that
-        // bound of 7 times a score's error covers.
-        match self.dtypes.0 {
-            DType::F32 => Tolerance::new(4e-6, 0.0, "rounding of the scores times the largest value"),
-            _ => Tolerance::new(4e-6, 5e-4, "rounding of the scores, and one rounding to f16"),
-        }
-    }
-
     /// Two products over the pairs that see each other.
     fn flops(&self) -> f64 {
         let repeats = self.batch * self.heads.0 / self.mask_heads * self.head_dim;
@@ -387,25 +367,25 @@ struct BlockMean {
 }
 
 impl Case for BlockMean {
-    fn op(&self) -> &'static str {
-        "block_mean"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let Self { heads, rows, block, head_dim, dtype, .. } = self;
-        format!("block_mean_{dtype}/heads={heads},rows={rows},block={block},d={head_dim}")
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("block_mean_{dtype}/heads={heads},rows={rows},block={block},d={head_dim}");
+        About {
+            op: "block_mean",
+            id,
+            purpose: self.purpose,
+            output: ([self.heads, self.rows.div_ceil(self.block), self.head_dim].into(), DType::F32),
+            // a sum of at most 128 values below 3.5, each addition off by half an ulp of at most 128 · 3.5
+            tolerance: Tolerance::new(
+                128.0 * 3.5 * f64::from(f32::EPSILON),
+                0.0,
+                "rounding of the running sum",
+            ),
+        }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
         vec![data::normal(&self.id(), "x", [self.heads, self.rows, self.head_dim], self.dtype)]
-    }
-
-    fn output(&self) -> (Shape, DType) {
-        ([self.heads, self.rows.div_ceil(self.block), self.head_dim].into(), DType::F32)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
@@ -425,11 +405,6 @@ impl Case for BlockMean {
             }
         }
         out
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        // a sum of at most 128 values below 3.5, each addition off by half an ulp of at most 128 · 3.5
-        Tolerance::new(128.0 * 3.5 * f64::from(f32::EPSILON), 0.0, "rounding of the running sum")
     }
 
     fn flops(&self) -> f64 {

@@ -1,7 +1,6 @@
 //! Transpose.
 
-use super::{Case, HostTensor, Purpose, Tolerance, misaligned};
-use pascaline::internals::textbook;
+use super::{About, Case, HostTensor, Purpose, Tolerance, misaligned};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
 #[derive(Clone)]
@@ -50,17 +49,13 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Case for Transpose {
-    fn op(&self) -> &'static str {
-        "transpose"
-    }
-
-    fn id(&self) -> String {
+    fn about(&self) -> About {
         let batch = self.batch.map(|batch| format!("batch={batch},")).unwrap_or_default();
-        format!("transpose_{}/{batch}rows={},cols={}", self.dtype, self.rows, self.cols)
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let id = format!("transpose_{}/{batch}rows={},cols={}", self.dtype, self.rows, self.cols);
+        let mut shape: Vec<_> = self.batch.into_iter().collect();
+        shape.extend([self.cols, self.rows]);
+        let output = (shape.into(), self.dtype);
+        About { op: "transpose", id, purpose: self.purpose, output, tolerance: Tolerance::EXACT }
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
@@ -71,18 +66,8 @@ impl Case for Transpose {
         vec![HostTensor::new(shape, self.dtype, values)]
     }
 
-    fn output(&self) -> (Shape, DType) {
-        let mut shape: Vec<_> = self.batch.into_iter().collect();
-        shape.extend([self.cols, self.rows]);
-        (shape.into(), self.dtype)
-    }
-
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         ops::transpose_into(y, &inputs[0])
-    }
-
-    fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
-        textbook::transpose_into(y, &inputs[0])
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
@@ -92,13 +77,5 @@ impl Case for Transpose {
             y.extend((0..self.rows).map(|r| f64::from(inputs[0].row(batch * self.rows + r)[c])));
         }
         y
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance::EXACT
-    }
-
-    fn flops(&self) -> f64 {
-        0.0
     }
 }

@@ -234,3 +234,20 @@ fn nothing_outside_of_the_pool_is_read() {
     }
     assert_eq!(pascaline_virtual_gpu::take_findings(), []);
 }
+
+/// Tables and lengths that are views: what is beside them in memory is not read.
+#[test]
+fn nothing_beyond_a_view_is_read() {
+    let tables = |values: &[u32]| Tensor::from_slice(values, [values.len() / 2, 2], &Device::Cpu).unwrap();
+    let lens = |values: &[u32]| Tensor::from_slice(values, [values.len()], &Device::Cpu).unwrap();
+    let call = each(|call| {
+        call.table = tables(&[0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 99, 99]).narrow(0, 0, 5).unwrap();
+        call.lens = lens(&[1, 2, 3, 4, 5, 64]).narrow(0, 0, 5).unwrap();
+    });
+    assert_eq!(call, Ok(()));
+    let call = each(|call| {
+        call.table = tables(&[0, 1, 2, 0, 1, 2, 0, 1, 2, 99]).narrow(0, 0, 5).unwrap();
+        call.lens = lens(&[64; 5]);
+    });
+    assert_eq!(refused(call), ("unsupported", "tables"), "a page of a sequence");
+}

@@ -184,515 +184,241 @@ fn strings(texts: &[&str]) -> Vec<u8> {
 }
 
 /// A change to a file, and its error: the key or tensor, and a part of the reason.
-type Fault = (fn(&mut Parts), Option<&'static str>, &'static str);
+struct Fault {
+    change: Box<dyn Fn(&mut Parts)>,
+    item: Option<&'static str>,
+    reason: &'static str,
+}
+
+impl Fault {
+    /// The error names something else than what is changed.
+    fn at(self, item: &'static str) -> Self {
+        Self { item: Some(item), ..self }
+    }
+}
+
+fn fault(item: Option<&'static str>, reason: &'static str, change: impl Fn(&mut Parts) + 'static) -> Fault {
+    Fault { change: Box::new(change), item, reason }
+}
+
+/// These bytes instead of the file.
+fn raw(reason: &'static str, file: impl Fn(&Parts) -> Vec<u8> + 'static) -> Fault {
+    fault(None, reason, move |parts| parts.raw = Some(file(parts)))
+}
+
+/// Another value of a key.
+fn set(key: &'static str, value: Vec<u8>, reason: &'static str) -> Fault {
+    fault(Some(key), reason, move |parts| parts.set(key, value.clone()))
+}
+
+fn missing(key: &'static str) -> Fault {
+    fault(Some(key), "missing", move |parts| parts.remove(key))
+}
+
+/// Other dimensions, another type, another place of a tensor.
+fn dims(tensor: &'static str, dims: &'static [u64], reason: &'static str) -> Fault {
+    fault(Some(tensor), reason, move |parts| parts.set_dims(tensor, dims))
+}
+
+fn of_type(tensor: &'static str, id: u32, reason: &'static str) -> Fault {
+    fault(Some(tensor), reason, move |parts| parts.set_type(tensor, id))
+}
+
+fn placed(tensor: &'static str, offset: u64, reason: &'static str) -> Fault {
+    fault(Some(tensor), reason, move |parts| parts.set_offset(tensor, offset))
+}
 
 /// Faults of the container, which is the same for every file; they are tried on a text file.
-const CONTAINER: &[Fault] = &[
-    (|parts| parts.raw = Some(Vec::new()), None, "truncated"),
-    (|parts| parts.raw = Some(parts.file()[..23].to_vec()), None, "truncated"),
-    (|parts| parts.raw = Some([b"GGML", &parts.file()[4..]].concat()), None, "does not begin with GGUF"),
-    (
-        |parts| {
-            parts.raw = Some([&b"version https://git-lfs.github.com/spec/v1\n"[..], &[b'x'; 90]].concat())
-        },
-        None,
-        "Git LFS",
-    ),
-    (|parts| parts.raw = Some([b"GGUF\x01\0\0\0", &parts.file()[8..]].concat()), None, "version 1"),
-    (|parts| parts.raw = Some([b"GGUF\x04\0\0\0", &parts.file()[8..]].concat()), None, "version 4"),
-    (|parts| parts.raw = Some([b"GGUF\0\0\0\x03", &parts.file()[8..]].concat()), None, "big-endian"),
-    // counts
-    (|parts| parts.raw = Some(parts.header([u64::MAX / 2, 0])), None, "tensors, of at most"),
-    (|parts| parts.raw = Some(parts.header([0, u64::MAX / 2])), None, "keys, of at most"),
-    (|parts| parts.raw = Some(parts.header([0, 60_000])), None, "keys, of at most"),
-    (|parts| parts.raw = Some([parts.header([1, 0]), vec![0; 2 << 20]].concat()), None, "name is empty"),
-    (|parts| parts.raw = Some(parts.header([0, 0])), Some("token_embd.weight"), "truncated"),
-    // 33 bytes are the least that a tensor takes, 14 that a key takes
-    (|parts| parts.raw = Some(beginning([u64::MAX, 0], 3300 - 8)), None, "tensors, of at most 100 in"),
-    (|parts| parts.raw = Some(beginning([0, u64::MAX], 1400)), None, "keys, of at most 100 in"),
-    (|parts| parts.raw = Some(beginning([0, 0], 0)), Some("general.architecture"), "missing"),
-    (
-        |parts| {
-            parts.raw = Some([beginning([0, 1], 0), 60u64.to_le_bytes().to_vec(), vec![b'k'; 50]].concat())
-        },
-        None,
-        "truncated: 60 bytes are to follow at 32, 50 do",
-    ),
-    (
-        |parts| parts.raw = Some([beginning([0, 1], 0), one_key(&array(4, 3, &[0; 10]))].concat()),
-        Some("k"),
-        "a list of 3 values in 10 bytes",
-    ),
-    // strings
-    (
-        |parts| {
+fn container_faults() -> Vec<Fault> {
+    const NAME: &str = "general.name";
+    const ALIGNMENT: &str = "general.alignment";
+    const EMBEDDING: &str = "token_embd.weight";
+    const NORM: &str = "output_norm.weight";
+    const LAST: &str = "blk.3.ffn_up.weight";
+    let begun = |begin: &'static [u8]| move |parts: &Parts| [begin, &parts.file()[begin.len()..]].concat();
+    let string_of = |len: u64| [&8u32.to_le_bytes()[..], &len.to_le_bytes()].concat();
+    vec![
+        raw("truncated", |_| Vec::new()),
+        raw("truncated", |parts| parts.file()[..23].to_vec()),
+        raw("does not begin with GGUF", begun(b"GGML")),
+        raw("Git LFS", |_| [&b"version https://git-lfs.github.com/spec/v1\n"[..], &[b'x'; 90]].concat()),
+        raw("version 1", begun(b"GGUF\x01\0\0\0")),
+        raw("version 4", begun(b"GGUF\x04\0\0\0")),
+        raw("big-endian", begun(b"GGUF\0\0\0\x03")),
+        // counts
+        raw("tensors, of at most", |parts| parts.header([u64::MAX / 2, 0])),
+        raw("keys, of at most", |parts| parts.header([0, u64::MAX / 2])),
+        raw("keys, of at most", |parts| parts.header([0, 60_000])),
+        raw("name is empty", |parts| [parts.header([1, 0]), vec![0; 2 << 20]].concat()),
+        raw("truncated", |parts| parts.header([0, 0])).at(EMBEDDING),
+        // 33 bytes are the least that a tensor takes, 14 that a key takes
+        raw("tensors, of at most 100 in", |_| beginning([u64::MAX, 0], 3300 - 8)),
+        raw("keys, of at most 100 in", |_| beginning([0, u64::MAX], 1400)),
+        raw("missing", |_| beginning([0, 0], 0)).at("general.architecture"),
+        raw("truncated: 60 bytes are to follow at 32, 50 do", |_| {
+            [beginning([0, 1], 0), 60u64.to_le_bytes().to_vec(), vec![b'k'; 50]].concat()
+        }),
+        raw("a list of 3 values in 10 bytes", |_| {
+            [beginning([0, 1], 0), one_key(&array(4, 3, &[0; 10]))].concat()
+        })
+        .at("k"),
+        // strings
+        raw("a string of 18446744073709551615 bytes", |parts| {
             let mut bytes = parts.file();
             bytes[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
-            parts.raw = Some(bytes)
-        },
-        None,
-        "a string of 18446744073709551615 bytes",
-    ),
-    (|parts| parts.keys[0].0 = Vec::new(), None, "a key is empty"),
-    (|parts| parts.keys[0].0 = vec![0xff], None, "not UTF-8"),
-    (
-        |parts| {
-            parts.keys[0].0 = vec![b'k'; 2000];
-        },
-        None,
-        "a string of 2000 bytes",
-    ),
-    (
-        |parts| parts.set("general.name", [&8u32.to_le_bytes()[..], &(1u64 << 40).to_le_bytes()].concat()),
-        Some("general.name"),
-        "a string of",
-    ),
-    (
-        |parts| parts.set("general.name", [&8u32.to_le_bytes()[..], &90_000_000u64.to_le_bytes()].concat()),
-        Some("general.name"),
-        "truncated",
-    ),
-    (|parts| parts.set("general.name", string_value(b"\xc3(")), Some("general.name"), "not UTF-8"),
-    // keys and values
-    (
-        |parts| {
-            let first = parts.keys[3].clone();
-            parts.keys.push(first);
-        },
-        Some("qwen3vl.block_count"),
-        "comes twice",
-    ),
-    (|parts| parts.set("general.name", vec![13, 0, 0, 0]), Some("general.name"), "no type of a value"),
-    (|parts| parts.set("general.name", vec![7, 0, 0, 0, 2]), Some("general.name"), "not a boolean"),
-    (
-        |parts| parts.set("general.name", array(13, 0, &[])),
-        Some("general.name"),
-        "no type of a list's values",
-    ),
-    (
-        |parts| parts.set("general.name", array(4, u64::MAX, &[])),
-        Some("general.name"),
-        "truncated: a list of",
-    ),
-    (|parts| parts.set("general.name", array(8, 1 << 60, &[])), Some("general.name"), "truncated: a list of"),
-    (
-        |parts| {
-            let mut value = array(4, 0, &[]);
-            for _ in 0..2000 {
-                value = array(9, 1, &value[4..]);
-            }
-            parts.set("general.name", value);
-        },
-        Some("general.name"),
-        "lists in lists",
-    ),
-    (
-        |parts| {
-            let lists = (0..3).fold(array(9, 0, &[]), |list, _| array(9, 1, &list[4..]));
-            parts.set("general.name", lists);
-        },
-        Some("general.name"),
-        "lists in lists, deeper than 3",
-    ),
-    (
-        |parts| {
-            parts.set("general.name", array(0, 9_000_000, &vec![0; 9_000_000]));
-        },
-        Some("general.name"),
-        "more than 8388608 values",
-    ),
-    (|parts| parts.set("general.alignment", u32_value(0)), Some("general.alignment"), "power of two"),
-    (|parts| parts.set("general.alignment", u32_value(48)), Some("general.alignment"), "power of two"),
-    (
-        |parts| parts.set("general.alignment", value(10, &(1u64 << 32).to_le_bytes())),
-        Some("general.alignment"),
-        "no power of two of 32 bits",
-    ),
-    (|parts| parts.set("general.alignment", string_value(b"32")), Some("general.alignment"), "is a string"),
-    (
-        |parts| parts.set("general.alignment", u32_value(1 << 31)),
-        Some("token_embd.weight"),
-        "multiple of the alignment",
-    ),
-    // tensors
-    (
-        |parts| {
-            let first = parts.tensors[1].clone();
-            parts.tensors.push(first);
-        },
-        Some("token_embd.weight"),
-        "comes twice",
-    ),
-    (|parts| parts.tensors[1].0 = Vec::new(), None, "a tensor's name is empty"),
-    (|parts| parts.set_dims("output_norm.weight", &[]), Some("output_norm.weight"), "has 0 dimensions"),
-    (
-        |parts| parts.set_dims("output_norm.weight", &[1, 1, 1, 1, 256]),
-        Some("output_norm.weight"),
-        "has 5 dimensions",
-    ),
-    (|parts| parts.set_dims("output_norm.weight", &[256, 0]), Some("output_norm.weight"), "has no values"),
-    (
-        |parts| parts.set_dims("output_norm.weight", &[1 << 32, 1 << 32]),
-        Some("output_norm.weight"),
-        "truncated",
-    ),
-    (|parts| parts.set_dims("output_norm.weight", &[1 << 40]), Some("output_norm.weight"), "truncated"),
-    (
-        |parts| parts.set_dims("token_embd.weight", &[248, 512]),
-        Some("token_embd.weight"),
-        "not whole blocks of Q6_K",
-    ),
-    (
-        |parts| parts.set_type("token_embd.weight", 4),
-        Some("token_embd.weight"),
-        "type number 4 is not supported",
-    ),
-    (|parts| parts.set_type("token_embd.weight", u32::MAX), Some("token_embd.weight"), "is not supported"),
-    (
-        |parts| parts.set_offset("token_embd.weight", 1025),
-        Some("token_embd.weight"),
-        "multiple of the alignment",
-    ),
-    (|parts| parts.set_offset("token_embd.weight", u64::MAX - 31), Some("blk.0.attn_k.weight"), "a hole"),
-    (|parts| parts.set_offset("token_embd.weight", 992), Some("token_embd.weight"), "overlaps"),
-    (
-        |parts| {
-            let end = parts.data.len() as u64;
-            parts.set_offset("blk.3.ffn_up.weight", end);
-        },
-        Some("blk.3.ffn_up.weight"),
-        "a hole",
-    ),
-    (|parts| parts.data.truncate(parts.data.len() - 40), Some("blk.3.ffn_up.weight"), "truncated"),
-    (
-        |parts| {
-            parts.data.extend([0; 64]);
-        },
-        None,
-        "64 bytes after the last tensor",
-    ),
-];
+            bytes
+        }),
+        fault(None, "a key is empty", |parts| parts.keys[0].0 = Vec::new()),
+        fault(None, "not UTF-8", |parts| parts.keys[0].0 = vec![0xff]),
+        fault(None, "a string of 2000 bytes", |parts| parts.keys[0].0 = vec![b'k'; 2000]),
+        set(NAME, string_of(1 << 40), "a string of"),
+        set(NAME, string_of(90_000_000), "truncated"),
+        set(NAME, string_value(b"\xc3("), "not UTF-8"),
+        // keys and values
+        fault(Some("qwen3vl.block_count"), "comes twice", |parts| parts.keys.push(parts.keys[3].clone())),
+        set(NAME, vec![13, 0, 0, 0], "no type of a value"),
+        set(NAME, vec![7, 0, 0, 0, 2], "not a boolean"),
+        set(NAME, array(13, 0, &[]), "no type of a list's values"),
+        set(NAME, array(4, u64::MAX, &[]), "truncated: a list of"),
+        set(NAME, array(8, 1 << 60, &[]), "truncated: a list of"),
+        set(NAME, (0..2000).fold(array(4, 0, &[]), |list, _| array(9, 1, &list[4..])), "lists in lists"),
+        set(
+            NAME,
+            (0..3).fold(array(9, 0, &[]), |list, _| array(9, 1, &list[4..])),
+            "lists in lists, deeper than 3",
+        ),
+        set(NAME, array(0, 9_000_000, &vec![0; 9_000_000]), "more than 8388608 values"),
+        set(ALIGNMENT, u32_value(0), "power of two"),
+        set(ALIGNMENT, u32_value(48), "power of two"),
+        set(ALIGNMENT, value(10, &(1u64 << 32).to_le_bytes()), "no power of two of 32 bits"),
+        set(ALIGNMENT, string_value(b"32"), "is a string"),
+        set(ALIGNMENT, u32_value(1 << 31), "multiple of the alignment").at(EMBEDDING),
+        // tensors
+        fault(Some(EMBEDDING), "comes twice", |parts| parts.tensors.push(parts.tensors[1].clone())),
+        fault(None, "a tensor's name is empty", |parts| parts.tensors[1].0 = Vec::new()),
+        dims(NORM, &[], "has 0 dimensions"),
+        dims(NORM, &[1, 1, 1, 1, 256], "has 5 dimensions"),
+        dims(NORM, &[256, 0], "has no values"),
+        dims(NORM, &[1 << 32, 1 << 32], "truncated"),
+        dims(NORM, &[1 << 40], "truncated"),
+        dims(EMBEDDING, &[248, 512], "not whole blocks of Q6_K"),
+        of_type(EMBEDDING, 4, "type number 4 is not supported"),
+        of_type(EMBEDDING, u32::MAX, "is not supported"),
+        placed(EMBEDDING, 1025, "multiple of the alignment"),
+        placed(EMBEDDING, u64::MAX - 31, "a hole").at("blk.0.attn_k.weight"),
+        placed(EMBEDDING, 992, "overlaps"),
+        fault(Some(LAST), "a hole", |parts| parts.set_offset(LAST, parts.data.len() as u64)),
+        fault(Some(LAST), "truncated", |parts| parts.data.truncate(parts.data.len() - 40)),
+        fault(None, "64 bytes after the last tensor", |parts| parts.data.extend([0; 64])),
+    ]
+}
 
 /// Faults of a text file.
-const TEXT: &[Fault] = &[
-    (|parts| parts.remove("general.architecture"), Some("general.architecture"), "missing"),
-    (
-        |parts| parts.set("general.architecture", string_value(b"llama")),
-        Some("general.architecture"),
-        "\"llama\" is not supported",
-    ),
-    (
-        |parts| parts.key("qwen3vl.block_count")[0] = 6,
-        Some("qwen3vl.block_count"),
-        "a floating-point number, expected a whole number",
-    ),
-    (
-        |parts| parts.set("qwen3vl.block_count", u32_value(0)),
-        Some("qwen3vl.block_count"),
-        "not between 1 and",
-    ),
-    (
-        |parts| parts.set("qwen3vl.block_count", u32_value(16_000_000)),
-        Some("qwen3vl.block_count"),
-        "the files only 122", // 46 and 76
-    ),
-    (
-        |parts| parts.set("qwen3vl.block_count", u32_value(5)),
-        Some("blk.4.attn_norm.weight"),
-        "is not in the file",
-    ),
-    (
-        |parts| parts.set("qwen3vl.block_count", u32_value(3)),
-        Some("blk.3.attn_k.weight"),
-        "is not a tensor of this model",
-    ),
-    (
-        |parts| parts.set("qwen3vl.block_count", [5u32.to_le_bytes(), (-4i32).to_le_bytes()].concat()),
-        Some("qwen3vl.block_count"),
-        "expected a whole number that is not negative",
-    ),
-    (|parts| parts.remove("qwen3vl.embedding_length"), Some("qwen3vl.embedding_length"), "missing"),
-    (
-        |parts| parts.set("qwen3vl.feed_forward_length", u32_value(768)),
-        Some("blk.0.ffn_down.weight"),
-        "the metadata says [256, 768]",
-    ),
-    (
-        |parts| parts.set("qwen3vl.attention.head_count_kv", u32_value(3)),
-        Some("qwen3vl.attention.head_count_kv"),
-        "does not divide",
-    ),
-    (
-        |parts| parts.set("qwen3vl.attention.value_length", u32_value(32)),
-        Some("qwen3vl.attention.value_length"),
-        "is not the keys' 64",
-    ),
-    (
-        |parts| {
-            parts.set("qwen3vl.rope.dimension_sections", array(5, 3, &[0; 12]));
-        },
-        Some("qwen3vl.rope.dimension_sections"),
-        "four numbers",
-    ),
-    (
-        |parts| {
-            parts.set("qwen3vl.rope.dimension_sections", array(5, 4, &[0; 16]));
-        },
-        Some("qwen3vl.rope.dimension_sections"),
-        "does not sum",
-    ),
-    (
-        |parts| parts.set("qwen3vl.rope.freq_base", f32_value(f32::NAN)),
-        Some("qwen3vl.rope.freq_base"),
-        "not a positive number",
-    ),
-    (
-        |parts| parts.set("qwen3vl.rope.freq_base", f32_value(f32::INFINITY)),
-        Some("qwen3vl.rope.freq_base"),
-        "not a positive number",
-    ),
-    (
-        |parts| parts.set("qwen3vl.rope.freq_base", f32_value(0.0)),
-        Some("qwen3vl.rope.freq_base"),
-        "not a positive number",
-    ),
-    (
-        |parts| parts.set("qwen3vl.rope.scaling.type", string_value(b"yarn")),
-        Some("qwen3vl.rope.scaling.type"),
-        "\"yarn\" is not supported",
-    ),
-    (
-        |parts| parts.set("qwen3vl.n_deepstack_layers", u32_value(2)),
-        Some("qwen3vl.n_deepstack_layers"),
-        "is not the 3 of",
-    ),
-    (|parts| parts.set("qwen3vl.vocab_size", u32_value(500)), Some("qwen3vl.vocab_size"), "has 496 rows"),
-    // the tokenizer
-    (
-        |parts| parts.set("tokenizer.ggml.merges", strings(&["a b c"])),
-        Some("tokenizer.ggml.merges"),
-        "is no pair of tokens",
-    ),
-    (
-        |parts| parts.set("tokenizer.ggml.merges", strings(&["a "])),
-        Some("tokenizer.ggml.merges"),
-        "is no pair of tokens",
-    ),
-    (
-        |parts| parts.set("tokenizer.ggml.model", string_value(b"llama")),
-        Some("tokenizer.ggml.model"),
-        "\"llama\" is not supported",
-    ),
-    (
-        |parts| parts.set("tokenizer.ggml.pre", string_value(b"llama-bpe")),
-        Some("tokenizer.ggml.pre"),
-        "is not supported",
-    ),
-    (
-        |parts| parts.set("tokenizer.ggml.tokens", strings(&["a", "b"])),
-        Some("tokenizer.ggml.tokens"),
-        "<|image_pad|> is not among them",
-    ),
-    (
-        |parts| parts.set("tokenizer.ggml.tokens", array(4, 0, &[])),
-        Some("tokenizer.ggml.tokens"),
-        "is a list of whole numbers, expected a list of strings",
-    ),
-    (
-        |parts| {
-            let value = parts.key("tokenizer.ggml.tokens");
-            value[24] = b'"'; // the first token becomes the second
-        },
-        Some("tokenizer.ggml.tokens"),
-        "comes twice",
-    ),
-    (
-        |parts| {
-            let value = parts.key("tokenizer.ggml.tokens");
+fn text_faults() -> Vec<Fault> {
+    const BLOCKS: &str = "qwen3vl.block_count";
+    const SECTIONS: &str = "qwen3vl.rope.dimension_sections";
+    const FREQ_BASE: &str = "qwen3vl.rope.freq_base";
+    const MERGES: &str = "tokenizer.ggml.merges";
+    const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
+    let negative = [5u32.to_le_bytes(), (-4i32).to_le_bytes()].concat();
+    vec![
+        missing("general.architecture"),
+        set("general.architecture", string_value(b"llama"), "\"llama\" is not supported"),
+        fault(Some(BLOCKS), "a floating-point number, expected a whole number", |parts| {
+            parts.key(BLOCKS)[0] = 6;
+        }),
+        set(BLOCKS, u32_value(0), "not between 1 and"),
+        set(BLOCKS, u32_value(16_000_000), "the files only 122"), // 46 and 76
+        set(BLOCKS, u32_value(5), "is not in the file").at("blk.4.attn_norm.weight"),
+        set(BLOCKS, u32_value(3), "is not a tensor of this model").at("blk.3.attn_k.weight"),
+        set(BLOCKS, negative, "expected a whole number that is not negative"),
+        missing("qwen3vl.embedding_length"),
+        set("qwen3vl.feed_forward_length", u32_value(768), "the metadata says [256, 768]")
+            .at("blk.0.ffn_down.weight"),
+        set("qwen3vl.attention.head_count_kv", u32_value(3), "does not divide"),
+        set("qwen3vl.attention.value_length", u32_value(32), "is not the keys' 64"),
+        set(SECTIONS, array(5, 3, &[0; 12]), "four numbers"),
+        set(SECTIONS, array(5, 4, &[0; 16]), "does not sum"),
+        set(FREQ_BASE, f32_value(f32::NAN), "not a positive number"),
+        set(FREQ_BASE, f32_value(f32::INFINITY), "not a positive number"),
+        set(FREQ_BASE, f32_value(0.0), "not a positive number"),
+        set("qwen3vl.rope.scaling.type", string_value(b"yarn"), "\"yarn\" is not supported"),
+        set("qwen3vl.n_deepstack_layers", u32_value(2), "is not the 3 of"),
+        set("qwen3vl.vocab_size", u32_value(500), "has 496 rows"),
+        // the tokenizer
+        set(MERGES, strings(&["a b c"]), "is no pair of tokens"),
+        set(MERGES, strings(&["a "]), "is no pair of tokens"),
+        set("tokenizer.ggml.model", string_value(b"llama"), "\"llama\" is not supported"),
+        set("tokenizer.ggml.pre", string_value(b"llama-bpe"), "is not supported"),
+        set(TOKENS, strings(&["a", "b"]), "<|image_pad|> is not among them"),
+        set(TOKENS, array(4, 0, &[]), "is a list of whole numbers, expected a list of strings"),
+        // the first token becomes the second
+        fault(Some(TOKENS), "comes twice", |parts| parts.key(TOKENS)[24] = b'"'),
+        fault(Some(TOKENS), "has 497 tokens", |parts| {
+            let value = parts.key(TOKENS);
             value[8..16].copy_from_slice(&497u64.to_le_bytes());
             value.extend([1, 0, 0, 0, 0, 0, 0, 0, b'~']);
-        },
-        Some("tokenizer.ggml.tokens"),
-        "has 497 tokens",
-    ),
-    (
-        |parts| {
-            parts.set("tokenizer.ggml.token_type", array(5, 495, &[1; 495 * 4]));
-        },
-        Some("tokenizer.ggml.token_type"),
-        "has 495 values for 496 tokens",
-    ),
-    (
-        |parts| parts.key("tokenizer.ggml.token_type")[16] = 6,
-        Some("tokenizer.ggml.token_type"),
-        "token 0 is of kind 6",
-    ),
-    (
-        |parts| parts.set("tokenizer.ggml.merges", strings(&["a"])),
-        Some("tokenizer.ggml.merges"),
-        "is no pair",
-    ),
-    (
-        |parts| parts.set("tokenizer.ggml.merges", strings(&["a nowhere"])),
-        Some("tokenizer.ggml.merges"),
-        "not a tokenizer",
-    ),
-    (
-        |parts| {
-            parts.set("tokenizer.ggml.merges", strings(&["a b"; 497]));
-        },
-        Some("tokenizer.ggml.merges"),
-        "497 of a vocabulary of 496",
-    ),
-    (
-        |parts| parts.set("tokenizer.ggml.eos_token_id", u32_value(496)),
-        Some("tokenizer.ggml.eos_token_id"),
-        "outside the vocabulary",
-    ),
-    (|parts| parts.remove("tokenizer.chat_template"), Some("tokenizer.chat_template"), "missing"),
-    (|parts| parts.set("tokenizer.chat_template", string_value(b"{% if %}")), Some("chat_template"), ""),
-    // weights
-    (
-        |parts| {
-            parts.tensors.push((b"output.bias".to_vec(), Vec::new()));
+        }),
+        set(TOKEN_TYPE, array(5, 495, &[1; 495 * 4]), "has 495 values for 496 tokens"),
+        fault(Some(TOKEN_TYPE), "token 0 is of kind 6", |parts| parts.key(TOKEN_TYPE)[16] = 6),
+        set(MERGES, strings(&["a"]), "is no pair"),
+        set(MERGES, strings(&["a nowhere"]), "not a tokenizer"),
+        set(MERGES, strings(&["a b"; 497]), "497 of a vocabulary of 496"),
+        set("tokenizer.ggml.eos_token_id", u32_value(496), "outside the vocabulary"),
+        missing("tokenizer.chat_template"),
+        set("tokenizer.chat_template", string_value(b"{% if %}"), "").at("chat_template"),
+        // weights
+        fault(Some("output.bias"), "is not a tensor of this model", |parts| {
             let mut entry = vec![1, 0, 0, 0];
             entry.extend(8u64.to_le_bytes().into_iter().chain([0; 4]));
             entry.extend((parts.data.len() as u64).to_le_bytes());
-            parts.tensors.last_mut().unwrap().1 = entry;
+            parts.tensors.push((b"output.bias".to_vec(), entry));
             parts.data.extend([0; 32]);
-        },
-        Some("output.bias"),
-        "is not a tensor of this model",
-    ),
-    (
-        |parts| parts.set_dims("blk.1.attn_q.weight", &[512, 128]),
-        Some("blk.1.attn_q.weight"),
-        "has shape [128, 512], the metadata says [256, 256]",
-    ),
-    (
-        |parts| {
+        }),
+        dims("blk.1.attn_q.weight", &[512, 128], "has shape [128, 512], the metadata says [256, 256]"),
+        fault(Some("output_norm.weight"), "value 0 is not finite", |parts| {
             let at = parts.offset("output_norm.weight") as usize;
             parts.data[at..at + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
-        },
-        Some("output_norm.weight"),
-        "value 0 is not finite",
-    ),
-    (
-        |parts| {
+        }),
+        fault(Some("token_embd.weight"), "value 512", |parts| {
             let at = parts.offset("token_embd.weight") as usize + 2 * 210 + 208;
             parts.data[at..at + 2].copy_from_slice(&[0x01, 0x7e]); // a NaN
-        },
-        Some("token_embd.weight"),
-        "value 512",
-    ),
-];
+        }),
+    ]
+}
 
 /// Faults of a vision file.
-const VISION: &[Fault] = &[
-    (
-        |parts| parts.set("general.architecture", string_value(b"qwen3vl")),
-        Some("general.architecture"),
-        "only \"clip\"",
-    ),
-    (
-        |parts| parts.set("clip.projector_type", string_value(b"qwen2vl_merger")),
-        Some("clip.projector_type"),
-        "only \"qwen3vl_merger\"",
-    ),
-    (|parts| parts.remove("clip.projector_type"), Some("clip.projector_type"), "missing"),
-    (
-        |parts| parts.set("clip.vision.projection_dim", u32_value(128)),
-        Some("clip.vision.projection_dim"),
-        "is not the text's 256",
-    ),
-    (
-        |parts| {
-            parts.set("clip.vision.is_deepstack_layers", array(7, 3, &[1; 3]));
-        },
-        Some("clip.vision.is_deepstack_layers"),
-        "has 3 values",
-    ),
-    (
-        |parts| {
-            parts.set("clip.vision.is_deepstack_layers", array(4, 1, &[1; 4]));
-        },
-        Some("clip.vision.is_deepstack_layers"),
-        "expected a list of booleans",
-    ),
-    (
-        |parts| parts.set("clip.vision.block_count", u32_value(3)),
-        Some("clip.vision.is_deepstack_layers"),
-        "one for each of 3 blocks",
-    ),
-    (
-        |parts| parts.set("clip.vision.attention.head_count", u32_value(0)),
-        Some("clip.vision.attention.head_count"),
-        "not between 1 and",
-    ),
-    (
-        |parts| parts.set("clip.vision.attention.head_count", u32_value(3)),
-        Some("clip.vision.attention.head_count"),
-        "do not divide",
-    ),
-    (
-        |parts| parts.set("clip.vision.attention.layer_norm_epsilon", f32_value(1e-5)),
-        Some("clip.vision.attention.layer_norm_epsilon"),
-        "is not supported",
-    ),
-    (|parts| parts.set("clip.use_gelu", vec![7, 0, 0, 0, 0]), Some("clip.use_gelu"), "only true"),
-    (
-        |parts| parts.set("clip.vision.patch_size", u32_value(8)),
-        Some("clip.vision.image_size"),
-        "is not 16 patches of 8",
-    ),
-    (
-        |parts| parts.set("clip.vision.spatial_merge_size", u32_value(200)),
-        Some("clip.vision.spatial_merge_size"),
-        "above 16",
-    ),
-    (
-        |parts| {
-            parts.set("clip.vision.image_std", array(6, 3, &[0; 12]));
-        },
-        Some("clip.vision.image_std"),
-        "not all positive",
-    ),
-    (
-        |parts| {
-            parts.set("clip.vision.image_mean", array(6, 2, &[0; 8]));
-        },
-        Some("clip.vision.image_mean"),
-        "one number per channel",
-    ),
-    (
-        |parts| parts.set("clip.vision.image_mean", array(6, 3, &f32::NAN.to_le_bytes().repeat(3))),
-        Some("clip.vision.image_mean"),
-        "one number per channel",
-    ),
-    (
-        |parts| parts.set("clip.vision.image_min_pixels", u32_value(0)),
-        Some("clip.vision.image_min_pixels"),
-        "between 1 and",
-    ),
-    (
-        |parts| parts.set("clip.vision.image_max_pixels", u32_value(100)),
-        Some("clip.vision.image_min_pixels"),
-        "above the largest",
-    ),
-    (
-        |parts| parts.set_dims("v.position_embd.weight", &[64, 128, 2]),
-        Some("v.position_embd.weight"),
-        "is not a square",
-    ),
-    (
-        |parts| {
+fn vision_faults() -> Vec<Fault> {
+    const DEEPSTACK: &str = "clip.vision.is_deepstack_layers";
+    const HEADS: &str = "clip.vision.attention.head_count";
+    const MEAN: &str = "clip.vision.image_mean";
+    const LEAST: &str = "clip.vision.image_min_pixels";
+    vec![
+        set("general.architecture", string_value(b"qwen3vl"), "only \"clip\""),
+        set("clip.projector_type", string_value(b"qwen2vl_merger"), "only \"qwen3vl_merger\""),
+        missing("clip.projector_type"),
+        set("clip.vision.projection_dim", u32_value(128), "is not the text's 256"),
+        set(DEEPSTACK, array(7, 3, &[1; 3]), "has 3 values"),
+        set(DEEPSTACK, array(4, 1, &[1; 4]), "expected a list of booleans"),
+        set("clip.vision.block_count", u32_value(3), "one for each of 3 blocks").at(DEEPSTACK),
+        set(HEADS, u32_value(0), "not between 1 and"),
+        set(HEADS, u32_value(3), "do not divide"),
+        set("clip.vision.attention.layer_norm_epsilon", f32_value(1e-5), "is not supported"),
+        set("clip.use_gelu", vec![7, 0, 0, 0, 0], "only true"),
+        set("clip.vision.patch_size", u32_value(8), "is not 16 patches of 8").at("clip.vision.image_size"),
+        set("clip.vision.spatial_merge_size", u32_value(200), "above 16"),
+        set("clip.vision.image_std", array(6, 3, &[0; 12]), "not all positive"),
+        set(MEAN, array(6, 2, &[0; 8]), "one number per channel"),
+        set(MEAN, array(6, 3, &f32::NAN.to_le_bytes().repeat(3)), "one number per channel"),
+        set(LEAST, u32_value(0), "between 1 and"),
+        set("clip.vision.image_max_pixels", u32_value(100), "above the largest").at(LEAST),
+        dims("v.position_embd.weight", &[64, 128, 2], "is not a square"),
+        fault(Some("v.patch_embd.weight.1"), "is not in the file", |parts| {
             let frame = parts.tensors.iter_mut().find(|(name, _)| name == b"v.patch_embd.weight.1");
             frame.unwrap().0 = b"v.patch_embd.weight.2".to_vec();
-        },
-        Some("v.patch_embd.weight.1"),
-        "is not in the file",
-    ),
-];
+        }),
+    ]
+}
 
 /// Loads the pair of files.
 fn load(text: &Path, vision: &Path) -> Result<(), Error> {
@@ -701,12 +427,12 @@ fn load(text: &Path, vision: &Path) -> Result<(), Error> {
     Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).map(drop)
 }
 
-fn check(faults: &[Fault], source: &str, load: impl Fn(&Path) -> Result<(), Error>) {
+fn check(faults: Vec<Fault>, source: &str, load: impl Fn(&Path) -> Result<(), Error>) {
     let folder = tempfile::tempdir().unwrap();
     let whole = Parts::of(source);
-    for (number, (fault, item, reason)) in faults.iter().enumerate() {
+    for (number, Fault { change, item, reason }) in faults.iter().enumerate() {
         let mut parts = whole.clone();
-        fault(&mut parts);
+        change(&mut parts);
         let bytes = parts.raw.take().unwrap_or_else(|| parts.file());
         let path = folder.path().join("fault.gguf");
         fs::write(&path, bytes).unwrap();
@@ -933,17 +659,17 @@ fn all_kinds_of_values_are_read() {
 
 #[test]
 fn faults_of_the_container_are_named() {
-    check(CONTAINER, "model-Q4_K_M.gguf", |text| load(text, &fixtures().join("mmproj-F16.gguf")));
+    check(container_faults(), "model-Q4_K_M.gguf", |text| load(text, &fixtures().join("mmproj-F16.gguf")));
 }
 
 #[test]
 fn faults_of_a_text_file_are_named() {
-    check(TEXT, "model-Q4_K_M.gguf", |text| load(text, &fixtures().join("mmproj-F16.gguf")));
+    check(text_faults(), "model-Q4_K_M.gguf", |text| load(text, &fixtures().join("mmproj-F16.gguf")));
 }
 
 #[test]
 fn faults_of_a_vision_file_are_named() {
-    check(VISION, "mmproj-F16.gguf", |vision| load(&fixtures().join("model-Q4_K_M.gguf"), vision));
+    check(vision_faults(), "mmproj-F16.gguf", |vision| load(&fixtures().join("model-Q4_K_M.gguf"), vision));
 }
 
 /// A file cut at any length is refused, without a wait or a panic.

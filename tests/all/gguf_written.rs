@@ -7,7 +7,7 @@ use pascaline::quant::{self, ErrorReport, Format, QuantTensor};
 use pascaline::{DType, Device, ops};
 use qwen3_vl::config::Config;
 use qwen3_vl::gguf::{
-    GgmlType, Gguf, Kept, Mix, Plan, PlannedTensor, dequantize, encode, text_plan, vision_plan,
+    DeviceStorage, GgmlType, Gguf, Mix, Plan, PlannedTensor, dequantize, encode, text_plan, vision_plan,
 };
 use qwen3_vl::{Checkpoint, LoadOptions, Processor, Qwen3Vl};
 use serde_json::Value;
@@ -147,8 +147,8 @@ fn plain_blocks(ty: GgmlType, values: &[f32]) -> Vec<u8> {
 
 /// The blocks of any type, and their values.
 fn blocks(ty: GgmlType, values: &[f32], shape: [usize; 2]) -> (Vec<u8>, Vec<f32>) {
-    let bytes = match Kept::of(ty) {
-        Kept::Converted(_) => plain_blocks(ty, values),
+    let bytes = match DeviceStorage::from(ty) {
+        DeviceStorage::Converted(_) => plain_blocks(ty, values),
         _ => encode(ty, values, shape, &Device::Cpu).unwrap(),
     };
     let mut decoded = vec![f32::NAN; values.len()];
@@ -162,7 +162,7 @@ fn conversions_lose_less_than_their_types_have_lost() {
     let (rows, columns) = (64, 1024);
     let original = normal(rows * columns, 3);
     for ty in GgmlType::ALL {
-        let Kept::Converted(format) = Kept::of(ty) else { continue };
+        let DeviceStorage::Converted(format) = DeviceStorage::from(ty) else { continue };
         let (_, values) = blocks(ty, &original, [rows, columns]);
         let lost = ErrorReport::new(&original, &values).relative_rms;
         let converted = |format: Format| {

@@ -92,12 +92,12 @@ fn numbers_beyond_all_sizes_are_refused() {
         let mut prompt = whole.clone();
         prompt.patches[0].grid = grid;
         assert!(matches!(refused(&prompt, 8), Error::Shape { .. }), "{grid:?}");
-        let see = MODEL.see(&prompt.patches[0]);
+        let see = MODEL.encode_image(&prompt.patches[0]);
         assert!(matches!(see, Err(Error::Shape { op: "VisionTower", .. })), "{grid:?}");
         let positions = MODEL.processor.positions(&whole.ids, [grid].into_iter());
         assert!(matches!(positions, Err(Error::Prompt { .. })), "{grid:?}");
     }
-    assert!(MODEL.see(&Patches { grid: [1, 2, 2], values: Vec::new() }).is_err());
+    assert!(MODEL.encode_image(&Patches { grid: [1, 2, 2], values: Vec::new() }).is_err());
     for id in [u32::MAX, MODEL.config().text.vocab_size as u32] {
         let mut prompt = whole.clone();
         *prompt.ids.last_mut().unwrap() = id;

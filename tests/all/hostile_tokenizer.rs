@@ -209,7 +209,7 @@ fn long_texts_are_encoded_in_time() {
     }
 }
 
-/// What is tokenised is bounded by the context, wherever it comes from.
+/// Tokenised text is bounded by the context, wherever it comes from.
 #[test]
 fn texts_longer_than_any_prompt_are_refused() {
     let tokenizer = Tokenizer::load(&tiny(), &Config::load(&tiny()).unwrap()).unwrap();

@@ -256,7 +256,82 @@ fn what_has_no_place_in_a_capture_is_refused() {
     assert!(matches!(host_copy, Err(Error::Unsupported { op: "download", .. })), "{host_copy:?}");
     let nested = Graph::capture(&device, || Graph::capture(&device, || Ok(())).map(drop));
     assert!(matches!(nested, Err(Error::Unsupported { op: "Graph::capture", .. })), "{nested:?}");
+    let beside = device.with_new_stream().unwrap();
+    let nested =
+        Graph::capture(&device, || Graph::capture(&beside, || ops::scale(&x, 2.0)).map(drop)).map(drop);
+    assert!(matches!(nested, Err(Error::Unsupported { op: "Graph::capture", .. })), "{nested:?}");
     assert_eq!(x.to_vec::<f32>().unwrap(), ramp(64), "the stream works on");
+}
+
+/// What would draw a stream into another's capture, whose graph would not keep that stream's memory.
+#[test]
+fn a_capture_draws_no_other_stream_in() {
+    in_own_process!();
+    let device = cuda();
+    let beside = device.with_new_stream().unwrap();
+    let [on, there] = [&device, &beside].map(|device| Device::Cuda(device.clone()));
+    let x = Tensor::from_slice(&ramp(64), [64], &on).unwrap();
+    let far = x.to_device(&there).unwrap();
+    let (outside, inside) = (device.event().unwrap(), device.event().unwrap());
+    outside.record(beside.stream()).unwrap();
+    type Work<'a> = &'a dyn Fn() -> Result<(), Error>;
+    let drawn: [(&str, Work); 4] = [
+        ("a copy to the other stream", &|| x.to_device(&there).map(drop)),
+        ("a copy from the other stream", &|| far.to_device(&on).map(drop)),
+        ("a wait for an event of the capture", &|| {
+            inside.record(device.stream())?;
+            beside.stream().wait(&inside)
+        }),
+        ("a wait for an event outside the capture", &|| device.stream().wait(&outside)),
+    ];
+    for (name, work) in drawn {
+        let refused = Graph::capture(&device, work).map(drop);
+        assert!(matches!(refused, Err(Error::Unsupported { op: "Stream::wait", .. })), "{name}: {refused:?}");
+        // the capture goes on without it
+        let (graph, y) = Graph::capture(&device, || {
+            assert!(work().is_err(), "{name}");
+            ops::scale(&x, 2.0)
+        })
+        .unwrap();
+        assert_eq!(graph.nodes(), 1, "{name}");
+        assert_eq!(far.to_vec::<f32>().unwrap(), ramp(64), "{name}: the other stream runs");
+        graph.launch().unwrap();
+        let doubled: Vec<f32> = ramp(64).iter().map(|value| 2.0 * value).collect();
+        assert_eq!(y.to_vec::<f32>().unwrap(), doubled, "{name}");
+    }
+    assert!(beside.stream().wait(&inside).is_err(), "the event is the graph's until it is recorded again");
+    inside.record(device.stream()).unwrap();
+    beside.stream().wait(&inside).unwrap();
+}
+
+#[test]
+fn a_graph_over_two_streams_keeps_the_memory_of_both() {
+    in_own_process!();
+    let device = cuda();
+    let beside = device.with_new_stream().unwrap();
+    let [on, there] = [&device, &beside].map(|device| Device::Cuda(device.clone()));
+    let x = Tensor::from_slice(&ramp(2048), [2048], &on).unwrap();
+    let (graph, y) = Graph::capture_over(&[device.clone(), beside.clone()], || {
+        let far = ops::scale(&x, 2.0)?.to_device(&there)?;
+        ops::scale(&far, 3.0)
+    })
+    .unwrap();
+    drop(x);
+    let stranger = |device| Tensor::zeros([2048], DType::F32, device).unwrap();
+    let strangers: Vec<_> = (0..8).map(|i| stranger([&on, &there][i % 2])).collect();
+    graph.launch().unwrap();
+    let wanted: Vec<f32> = ramp(2048).iter().map(|value| 6.0 * value).collect();
+    assert_eq!(y.to_vec::<f32>().unwrap(), wanted);
+    for stranger in &strangers {
+        assert!(stranger.to_vec::<f32>().unwrap().iter().all(|&value| value == 0.0));
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_takes_no_memory() {
+    in_own_process!();
+    cuda();
+    assert!(matches!(Device::cuda(u32::MAX), Err(Error::NoDevice { .. }))); // a list of so many would take 32 GiB
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn parts(id: &str) -> (&str, &str) {
 }
 
 /// Of the cases that differ in their types alone one each, the types in turn, and of all types at least one.
-fn each_shape_once(cases: &[&Box<dyn Case>]) -> BTreeSet<String> {
+fn each_shape_once(cases: &[&dyn Case]) -> BTreeSet<String> {
     let (mut shapes, mut types) = (BTreeMap::<_, Vec<String>>::new(), BTreeMap::new());
     for case in cases {
         let id = case.id();
@@ -41,7 +41,8 @@ fn each_shape_once(cases: &[&Box<dyn Case>]) -> BTreeSet<String> {
 /// Checks the test cases and reports every failure, not only the first.
 fn run(device: &Device) {
     let cases: Vec<Box<dyn Case>> = testing::cases();
-    let mut tests: Vec<_> = cases.iter().filter(|case| case.purpose() == Purpose::Test).collect();
+    let tests = cases.iter().map(AsRef::as_ref).filter(|case| case.purpose() == Purpose::Test);
+    let mut tests: Vec<&dyn Case> = tests.collect();
     if !extent::all() {
         let (chosen, all) = (each_shape_once(&tests), tests.len());
         tests.retain(|case| chosen.contains(&case.id()));
@@ -49,7 +50,7 @@ fn run(device: &Device) {
     }
     let mut failures = Vec::new();
     for case in &tests {
-        match testing::check(case.as_ref(), device) {
+        match testing::check(*case, device) {
             Ok(outcome) if outcome.passed() => {}
             Ok(outcome) => failures.push(format!("{}: {outcome:?}", case.id())),
             Err(error) => failures.push(format!("{}: {error}", case.id())),

@@ -3,7 +3,7 @@
 use crate::common;
 use crate::common::process::in_own_process;
 use cust::launch;
-use pascaline::cuda::CudaDevice;
+use pascaline::cuda::{CudaDevice, Graph};
 use pascaline::{DType, Device, Error, Tensor};
 
 /// As `cuda_builder` makes it of `#[kernel] unsafe fn scale(y: *mut f32, x: &[f32], factor: f32)`.
@@ -133,4 +133,27 @@ fn only_contiguous_tensors_on_a_gpu_have_an_address() {
     assert_eq!(x.view_mut().unwrap().device_address::<f32>(), Ok(whole));
     let host = x.to_device(&Device::Cpu).unwrap();
     assert!(matches!(host.device_address::<f32>(), Err(Error::Unsupported { op: "device_address", .. })));
+}
+
+#[test]
+fn a_graph_keeps_memory_whose_address_was_taken_before_the_capture() {
+    let (device, gpu) = device();
+    let (module, stream) = (gpu.load_ptx(PTX).unwrap(), gpu.stream());
+    let full = |value: f32| Tensor::full(value, [1 << 20], &device).unwrap();
+    let x = full(20.0);
+    let mut y = Tensor::zeros([256], DType::F32, &device).unwrap();
+    let part = x.narrow(0, 1000, 256).unwrap(); // an address inside the memory
+    let read = part.device_address::<f32>().unwrap();
+    let written = y.view_mut().unwrap().device_address::<f32>().unwrap();
+    let (graph, ()) = Graph::capture(&gpu, || {
+        // SAFETY: `scale` takes a pointer, a slice and a float; both have 256 elements, live at this call and are of this stream.
+        unsafe { launch!(module.scale<<<4, 64, 0, stream>>>(written, read, 256usize, 3.0f32)) }
+    })
+    .unwrap();
+    drop((x, part));
+    let stranger = full(60.0);
+    graph.launch().unwrap();
+    assert_eq!(y.to_vec::<f32>().unwrap(), [60.0; 256], "3 · 20, and not 3 · 60");
+    assert_eq!(graph.kept(), 2, "x and y");
+    assert_eq!(stranger.to_vec::<f32>().unwrap()[..256], [60.0; 256]);
 }

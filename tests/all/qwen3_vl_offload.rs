@@ -119,7 +119,7 @@ fn a_vision_tower_in_host_memory_sees_the_same() {
     for usual in [usual, f16, LoadOptions { quantize: Some(Format::Q8_0), ..usual }] {
         let embeddings = |model: &Qwen3Vl| {
             let prompt = model.processor.prepare(&[user_turn(&picture, "What?")], &picture).unwrap();
-            let output = model.see(&prompt.patches[0]).unwrap();
+            let output = model.encode_image(&prompt.patches[0]).unwrap();
             assert!(output.embeddings.device().same(&device));
             let bits = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
             output.deepstack.iter().chain([&output.embeddings]).flat_map(bits).collect::<Vec<_>>()

@@ -5,7 +5,7 @@ use crate::common::process::in_own_process;
 use common::cuda_device;
 use half::f16;
 use pascaline::cuda::Graph;
-use pascaline::{DType, Device, Error, Result, Tensor, ops};
+use pascaline::{DType, Device, Error, Result, Tensor, TensorMut, ops};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use std::f64::consts::TAU;
@@ -211,5 +211,100 @@ fn devices_are_equal_by_kind_and_number() -> Result<()> {
     let other_stream = Device::Cuda(device.with_new_stream()?);
     assert!(gpu == other_stream && !gpu.same(&other_stream), "equal, but not on the same stream");
     assert_eq!(Tensor::zeros([1], DType::F32, &gpu)?.device(), gpu);
+    Ok(())
+}
+
+/// Kernels that store several elements at once need an aligned output. Every device gives the same verdict, before anything runs.
+#[test]
+fn outputs_that_stores_do_not_reach_are_refused_alike() -> Result<()> {
+    use pascaline::float16::Overflow;
+    use pascaline::quant::Format;
+    let within = |device: &Device, dtype, offset, op: &dyn Fn(TensorMut) -> Result<()>| {
+        let mut room = Tensor::zeros([24], dtype, device)?;
+        op(room.view_mut()?.narrow(0, offset, 8)?.reshape([2, 4])?)?;
+        device.synchronize()
+    };
+    let x = |device: &Device| Tensor::arange(0.0f32, 8.0, device)?.reshape([2, 4]);
+    let ids = |device: &Device| Tensor::from_slice(&[1u32, 0], [2], device);
+    type Op<'a> = &'a dyn Fn(&Device, DType, usize) -> Result<()>;
+    let ops: [(&str, Op); 4] = [
+        ("dequantize", &|device, dtype, offset| {
+            let w = ops::quantize(&x(device)?, Format::Q8_0)?;
+            within(device, dtype, offset, &|y| ops::dequantize_into(y, &w))
+        }),
+        ("quant_embedding", &|device, dtype, offset| {
+            let w = ops::quantize(&x(device)?, Format::Q8_0)?;
+            within(device, dtype, offset, &|y| ops::quant_embedding_into(y, &w, &ids(device)?))
+        }),
+        ("float16_decode", &|device, _, offset| {
+            let codes = ops::float16_encode(&x(device)?, 5, Overflow::Infinity)?;
+            within(device, DType::F32, offset, &|y| ops::float16_decode_into(y, &codes))
+        }),
+        ("fake_quantize_scaled_backward", &|device, _, offset| {
+            let (x, scales) = (x(device)?, Tensor::ones([2, 1], DType::F32, device)?);
+            let mut dscales = scales.zeros_like()?;
+            let gradient = dscales.view_mut()?;
+            let gradient = std::cell::Cell::new(Some(gradient));
+            within(device, DType::F32, offset, &|dx| {
+                let outputs = [dx, gradient.take().expect("it is called once")];
+                ops::fake_quantize_scaled_backward_into(outputs, &x, &x, &scales, Format::Q8_0)
+            })
+        }),
+    ];
+    for (name, run) in ops {
+        for dtype in [DType::F32, DType::F16] {
+            for offset in 0..=8 {
+                let [cpu, gpu] = devices().map(|device| run(&device, dtype, offset));
+                assert_eq!(cpu, gpu, "{name} {dtype} at {offset}");
+                match offset.is_multiple_of(4) {
+                    true => assert_eq!(cpu, Ok(()), "{name} {dtype} at {offset}"),
+                    false => assert!(
+                        matches!(&cpu, Err(Error::Layout { op, .. }) if *op == name),
+                        "{name} at {offset}: {cpu:?}"
+                    ),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A view without elements may be narrowed anywhere, and is an argument like any other.
+#[test]
+fn views_without_elements_are_arguments() -> Result<()> {
+    for device in devices() {
+        for dtype in [DType::F32, DType::F16] {
+            let x = Tensor::zeros([4, 0], dtype, &device)?.narrow(0, 3, 1)?;
+            assert_eq!(ops::softmax(&x)?.dims(), [1, 0]);
+            assert_eq!(ops::cast(&ops::sum(&x)?, DType::F32)?.to_vec::<f32>()?, [0.0]);
+            assert_eq!(ops::matmul(&x, &x.swap_dims(0, 1)?)?.dims(), [1, 1]);
+            assert_eq!(ops::transpose(&ops::scale(&x, 2.0)?)?.dims(), [0, 1]);
+            assert_eq!(ops::column_sum(&x)?.dims(), [0]);
+            let x = Tensor::zeros([4, 6], dtype, &device)?.narrow(0, 2, 2)?.narrow(1, 6, 0)?;
+            assert_eq!(ops::add(&x, &x)?.dims(), [2, 0]);
+            assert_eq!(ops::cat(&[&x, &x], 0)?.dims(), [4, 0]);
+            let mut y = Tensor::zeros([4, 0], dtype, &device)?;
+            ops::copy_into(y.view_mut()?.narrow(0, 2, 2)?, &x)?;
+        }
+    }
+    Ok(())
+}
+
+/// A dimension of one entry may have any stride, and a matrix of one column is contiguous all the same.
+#[test]
+fn a_weight_of_one_column_has_norm_and_activation() -> Result<()> {
+    for device in devices() {
+        let w = Tensor::arange(0.0f32, 34.0, &device)?.reshape([1, 34])?.narrow(1, 1, 31)?.swap_dims(0, 1)?;
+        assert!(w.is_contiguous() && w.strides() == [1, 34]);
+        let x = Tensor::from_slice(&[-2.0f32], [1, 1], &device)?;
+        let norm = Tensor::from_slice(&[3.0f32], [1], &device)?;
+        let epilogue = ops::Epilogue { activation: ops::Activation::Silu, ..ops::Epilogue::default() };
+        let y = ops::linear(&x, &w, Some((&norm, 0.0)), &epilogue)?.to_vec::<f32>()?;
+        for (i, &y) in y.iter().enumerate() {
+            let product = -3.0 * (i + 1) as f32; // the norm of one value is its sign
+            let wanted = product / (1.0 + (-product).exp());
+            assert!((y - wanted).abs() < 1e-5, "{device} {i}: {y} {wanted}");
+        }
+    }
     Ok(())
 }

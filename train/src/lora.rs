@@ -164,7 +164,7 @@ impl Lora {
     }
 
     /// The adapter of a linear map, if it has one.
-    pub fn of(&self, name: &str) -> Option<Adapter> {
+    pub fn adapter(&self, name: &str) -> Option<Adapter> {
         self.adapters.get(name).copied()
     }
 

@@ -386,7 +386,7 @@ impl Model {
 
     /// The adapter of a linear map's weight.
     fn adapter_of(&self, name: &str) -> Option<Adapter> {
-        self.lora.of(name.strip_suffix(".weight")?)
+        self.lora.adapter(name.strip_suffix(".weight")?)
     }
 
     /// A linear map, with its adapter if it has one. `name` is the module's.
@@ -399,7 +399,7 @@ impl Model {
             true => Some(self.parameter(tape, &format!("{name}.bias"))?),
             false => None,
         };
-        let beside = self.lora.of(name).filter(|_| self.quantize_aware.is_empty());
+        let beside = self.lora.adapter(name).filter(|_| self.quantize_aware.is_empty());
         let adapter = beside.map(|adapter| {
             let [a, b] = [adapter.a, adapter.b].map(|number| tape.parameter(&self.parameters, number));
             (a, b, self.lora.scale())

@@ -3,7 +3,7 @@
 
 use pascaline::quant::Format;
 use pascaline::{DType, Error, Result, Tensor, ops};
-use qwen3_vl::gguf::{GgmlType, Kept, Plan};
+use qwen3_vl::gguf::{DeviceStorage, GgmlType, Plan};
 use std::collections::BTreeMap;
 
 /// The types that tensors will be stored in, by their published names; tensors that are not rounded have none.
@@ -57,7 +57,7 @@ impl Learned {
 
 impl QuantizeAware {
     /// The rounding of the files of these plans, the text model's and the vision tower's.
-    pub fn of(plans: &[Plan]) -> Self {
+    pub fn new(plans: &[Plan]) -> Self {
         let tensors = plans.iter().flat_map(|plan| &plan.tensors);
         let rounded = tensors.filter(|tensor| tensor.ty != GgmlType::F32);
         let types = rounded.map(|tensor| (tensor.published.clone(), tensor.ty)).collect();
@@ -76,8 +76,8 @@ impl QuantizeAware {
 
     /// The tensors that have a scale for each block, and their format.
     pub(crate) fn scaled(&self) -> Vec<(String, Format)> {
-        let format = |ty| match Kept::of(ty) {
-            Kept::AsIs(format @ (Format::Q8_0 | Format::Q4_0)) => Some(format),
+        let format = |ty| match DeviceStorage::from(ty) {
+            DeviceStorage::AsIs(format @ (Format::Q8_0 | Format::Q4_0)) => Some(format),
             _ => None,
         };
         self.types.iter().filter_map(|(name, &ty)| Some((name.clone(), format(ty)?))).collect()
@@ -104,10 +104,10 @@ impl QuantizeAware {
 /// # Errors
 /// [`Error::Unsupported`] for types without an encoder, or a device error.
 pub fn rounded(w: &Tensor, ty: GgmlType) -> Result<Tensor> {
-    match (ty, Kept::of(ty)) {
+    match (ty, DeviceStorage::from(ty)) {
         (GgmlType::F32, _) => Ok(w.clone()),
         (GgmlType::F16, _) => ops::cast(&ops::cast(w, DType::F16)?, DType::F32),
-        (_, Kept::AsIs(format)) => ops::fake_quantize(w, format),
+        (_, DeviceStorage::AsIs(format)) => ops::fake_quantize(w, format),
         _ => Err(Error::Unsupported {
             op: "fake_quantize",
             argument: "type",

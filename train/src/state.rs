@@ -47,7 +47,7 @@ pub(crate) struct Stored {
 }
 
 impl StateFolder {
-    /// Opens a folder, which is made if it is not there, for this process alone. What killed processes have left in it is removed.
+    /// Opens a folder, which is made if it is not there, for this process alone. The remains of killed processes in it are removed.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] if it can't be made, or another process has it open.
@@ -153,7 +153,7 @@ impl StateFolder {
         }
     }
 
-    /// Removes the other states and, where one of this format counts, the files of the first format. What can't be removed stays
+    /// Removes the other states and, where one of this format counts, the files of the first format. A file that can't be removed stays
     /// until the next time.
     fn remove_all_but(&self, kept: Option<&str>) {
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {

@@ -36,18 +36,10 @@ fn product(
     let mut alloc = |elements: u32| gpu.alloc(4 * elements as u64).map_err(|e| format!("{e:?}"));
     let (c, a, b) = (alloc(m * n)?, alloc(m * k)?, alloc(k * n)?);
     let mut params: Vec<u8> = [c, a, b].iter().flat_map(|p| p.to_le_bytes()).collect();
-    let textbook = kernel.contains("textbook");
-    let words: [u32; 12] = if textbook {
-        [m, n, k, k, 1, n, 1, n, 0, 0, 0, 0]
-    } else {
-        params.extend(0u64.to_le_bytes());
-        [m, n, k, k, n, n, 0, 0, 0, k, 0, 0]
-    };
-    params.extend(words[..if textbook { 11 } else { 10 }].iter().flat_map(|w| w.to_le_bytes()));
+    params.extend(0u64.to_le_bytes());
+    params.extend([m, n, k, k, n, n, 0, 0, 0, k].iter().flat_map(|w| w.to_le_bytes()));
     params.extend([1f32, 0.0].iter().flat_map(|w| w.to_le_bytes()));
-    if !textbook {
-        params.extend([0; 16]); // neither bias nor addend
-    }
+    params.extend([0; 16]); // neither bias nor addend
     let grid = [m.div_ceil(bm) * n.div_ceil(bn), 1, 1];
     Ok(gpu.launch(
         &module,
@@ -143,8 +135,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     row("SGEMM 4096, 1080 Ti, of FP32 peak (hand-written)", 0.85, shares);
     let slice = product(&ptx, "matmul_tile128_nn_f32", [128, 128, 256], [512, 128, 512])?;
     row("the same 512 × 128 × 512, 2 SMs, simulator", 0.62, both(&slice, &TWO_SMS, 128));
-    let textbook = product(&ptx, "matmul_textbook_f32", [16, 16, 256], [512, 128, 512])?;
-    row("16 × 16 textbook tile, 2 SMs, simulator", 0.09, both(&textbook, &TWO_SMS, 32));
     row("decode of a 7B Q4_0 model, P40, of bandwidth", 0.63, [(decode(), "DRAM and launch"); 2]);
 
     println!(

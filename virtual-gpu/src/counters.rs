@@ -2,111 +2,65 @@
 
 use std::ops::AddAssign;
 
-/// Instruction classes that an SM's scheduler treats differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Class {
-    /// `fma.f32`
-    Ffma,
-    /// Other f32 arithmetic, comparisons and selections.
-    Fp32,
-    Fp64,
-    /// Half-precision arithmetic: 1/64 rate on sm_61.
-    Fp16,
-    /// `dp4a`, `dp2a`
-    Dp4a,
-    /// Integer additions, logic, shifts, comparisons, moves.
-    Int,
-    /// 16- and 32-bit integer multiplies (XMADs) and 64-bit ones.
-    IntMul,
-    /// Integer division and remainder: a subroutine on this chip.
-    IntDiv,
-    /// Reciprocal, square root, exponential, logarithm, sine.
-    Special,
-    /// Correctly rounded f32 division and square root: a subroutine on this chip.
-    Fp32Div,
-    Convert,
-    /// Register moves, which ptxas mostly removes.
-    Move,
-    LoadGlobal,
-    StoreGlobal,
-    LoadShared,
-    StoreShared,
-    /// Loads and stores of thread-local memory (spills, arrays).
-    Local,
-    /// Parameter and constant loads.
-    Constant,
-    AtomicGlobal,
-    AtomicShared,
-    Shuffle,
-    Vote,
-    Barrier,
-    Control,
-    /// No effect on the machine: prefetch hints and the like.
-    Other,
+macro_rules! classes {
+    ($($(#[$doc:meta])* $class:ident $name:literal)*) => {
+        /// Instruction classes that an SM's scheduler treats differently.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Class { $($(#[$doc])* $class,)* }
+
+        impl Class {
+            pub const COUNT: usize = Self::ALL.len();
+
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$class),*];
+
+            /// Short name for tables and JSON.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$class => $name,)* }
+            }
+        }
+    };
 }
 
-impl Class {
-    pub const COUNT: usize = 25;
-
-    pub const ALL: [Class; Self::COUNT] = [
-        Class::Ffma,
-        Class::Fp32,
-        Class::Fp64,
-        Class::Fp16,
-        Class::Dp4a,
-        Class::Int,
-        Class::IntMul,
-        Class::IntDiv,
-        Class::Special,
-        Class::Fp32Div,
-        Class::Convert,
-        Class::Move,
-        Class::LoadGlobal,
-        Class::StoreGlobal,
-        Class::LoadShared,
-        Class::StoreShared,
-        Class::Local,
-        Class::Constant,
-        Class::AtomicGlobal,
-        Class::AtomicShared,
-        Class::Shuffle,
-        Class::Vote,
-        Class::Barrier,
-        Class::Control,
-        Class::Other,
-    ];
-
-    /// Short name for tables and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Class::Ffma => "ffma",
-            Class::Fp32 => "fp32",
-            Class::Fp64 => "fp64",
-            Class::Fp16 => "fp16",
-            Class::Dp4a => "dp4a",
-            Class::Int => "int",
-            Class::IntMul => "int_mul",
-            Class::IntDiv => "int_div",
-            Class::Special => "special",
-            Class::Fp32Div => "fp32_div",
-            Class::Convert => "convert",
-            Class::Move => "move",
-            Class::LoadGlobal => "load_global",
-            Class::StoreGlobal => "store_global",
-            Class::LoadShared => "load_shared",
-            Class::StoreShared => "store_shared",
-            Class::Local => "local",
-            Class::Constant => "constant",
-            Class::AtomicGlobal => "atomic_global",
-            Class::AtomicShared => "atomic_shared",
-            Class::Shuffle => "shuffle",
-            Class::Vote => "vote",
-            Class::Barrier => "barrier",
-            Class::Control => "control",
-            Class::Other => "other",
-        }
-    }
+classes! {
+    /// `fma.f32`
+    Ffma "ffma"
+    /// Other f32 arithmetic, comparisons and selections.
+    Fp32 "fp32"
+    Fp64 "fp64"
+    /// Half-precision arithmetic: 1/64 rate on sm_61.
+    Fp16 "fp16"
+    /// `dp4a`, `dp2a`
+    Dp4a "dp4a"
+    /// Integer additions, logic, shifts, comparisons, moves.
+    Int "int"
+    /// 16- and 32-bit integer multiplies (XMADs) and 64-bit ones.
+    IntMul "int_mul"
+    /// Integer division and remainder: a subroutine on this chip.
+    IntDiv "int_div"
+    /// Reciprocal, square root, exponential, logarithm, sine.
+    Special "special"
+    /// Correctly rounded f32 division and square root: a subroutine on this chip.
+    Fp32Div "fp32_div"
+    Convert "convert"
+    /// Register moves, which ptxas mostly removes.
+    Move "move"
+    LoadGlobal "load_global"
+    StoreGlobal "store_global"
+    LoadShared "load_shared"
+    StoreShared "store_shared"
+    /// Loads and stores of thread-local memory (spills, arrays).
+    Local "local"
+    /// Parameter and constant loads.
+    Constant "constant"
+    AtomicGlobal "atomic_global"
+    AtomicShared "atomic_shared"
+    Shuffle "shuffle"
+    Vote "vote"
+    Barrier "barrier"
+    Control "control"
+    /// No effect on the machine: prefetch hints and the like.
+    Other "other"
 }
 
 /// Memory traffic of one kind of access.
@@ -118,6 +72,14 @@ pub struct Traffic {
     pub units: u64,
     /// Bytes that the threads asked for.
     pub bytes: u64,
+}
+
+impl Traffic {
+    /// Adds a request of the lanes of `mask`, `bytes` each, that takes this many units.
+    pub(crate) fn count(&mut self, units: u32, mask: u32, bytes: u32) {
+        let bytes = u64::from(mask.count_ones()) * u64::from(bytes);
+        *self += Self { requests: 1, units: units.into(), bytes };
+    }
 }
 
 impl AddAssign for Traffic {
@@ -205,16 +167,10 @@ impl AddAssign<&Counters> for Counters {
             self.warp_instructions[i] += o.warp_instructions[i];
             self.thread_instructions[i] += o.thread_instructions[i];
         }
-        self.global_loads += o.global_loads;
-        self.global_stores += o.global_stores;
-        self.atomics += o.atomics;
-        self.shared_loads += o.shared_loads;
-        self.shared_stores += o.shared_stores;
-        self.local += o.local;
-        self.distinct_sectors += o.distinct_sectors;
-        self.bank_conflicts += o.bank_conflicts;
-        self.branches += o.branches;
-        self.divergent_branches += o.divergent_branches;
-        self.barriers += o.barriers;
+        macro_rules! add {
+            ($($field:ident)*) => { $(self.$field += o.$field;)* };
+        }
+        add!(global_loads global_stores atomics shared_loads shared_stores local distinct_sectors bank_conflicts
+            branches divergent_branches barriers);
     }
 }

@@ -71,7 +71,7 @@ pub(crate) struct Allocation {
 // SAFETY: `data` and `shadow` are only reached through atomic or raw accesses inside the bounds; the buffers
 // live as long as the Allocation, and no reference to their bytes is ever made by this crate.
 unsafe impl Send for Allocation {}
-// SAFETY: as above.
+// SAFETY: threads reach `data` and `shadow` by atomic accesses, or by raw ones while no kernel runs.
 unsafe impl Sync for Allocation {}
 
 fn zeroed(bytes: u64) -> Option<(NonNull<u8>, Layout)> {
@@ -117,7 +117,7 @@ impl Allocation {
     /// Who wrote each of these bytes; none where writes are not tracked.
     pub fn writers(&self, address: u64, bytes: u64) -> &[u8] {
         match self.shadow(address) {
-            // SAFETY: as in `mark`: the range is inside the shadow, and no kernel runs while the driver looks at it.
+            // SAFETY: the range is inside the shadow, and no kernel runs while the driver looks at it.
             Some(s) => unsafe { std::slice::from_raw_parts(s, bytes as usize) },
             None => &[],
         }

@@ -109,7 +109,7 @@ pub(super) fn run(files: &[PathBuf], again: bool, output: &Output) -> Result<(),
         all.push(compare(report, again, &mut screen)?);
         screen.line("")?;
     }
-    let cost_model = Summary::of(all.iter().flat_map(|one| counted(&one.cases)));
+    let cost_model = Summary::new(all.iter().flat_map(|one| counted(&one.cases)));
     if let (2.., Some(summary)) = (all.len(), &cost_model) {
         screen.text(&format!("all reports: {}", sentence(summary)), Style::Heading)?;
     }
@@ -167,7 +167,7 @@ fn compare(report: Report, again: bool, screen: &mut Screen) -> Result<Compared,
     let cases: Vec<_> = cases.iter().filter_map(ratio).collect();
     let model = model.and_then(|model| Some((model.estimate?, model.measured?)));
     let compared = Compared {
-        cost_model: Summary::of(counted(&cases)),
+        cost_model: Summary::new(counted(&cases)),
         groups: Summary::by_group(&cases),
         first_token: model.as_ref().map(|(estimate, found)| found.time_to_first_token / estimate.first_token),
         per_token: model

@@ -76,7 +76,7 @@ impl By {
 }
 
 impl Card {
-    pub fn of(properties: &Properties) -> Self {
+    pub fn from_properties(properties: &Properties) -> Self {
         let memory_clock_mhz = properties.memory_clock_khz / 1000;
         // two transfers a clock
         let bits = 2.0 * f64::from(properties.memory_clock_khz) * 1e3 * f64::from(properties.memory_bus_bits);

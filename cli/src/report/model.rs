@@ -3,10 +3,11 @@
 
 use super::time::{Part, TimeLimit};
 use super::{MODEL, MODEL_FILES};
+use crate::device::DeviceArg;
 use crate::environment::is_virtual;
 use crate::failure::Failure;
 use crate::fit::{Target, first_that_fits};
-use crate::model::{ModelArgs, Work, of_prompt};
+use crate::model::{LoadArgs, ModelArgs, Work, of_prompt};
 use crate::output::Output;
 use crate::published::Size;
 use crate::random_model::{changed, write_gguf};
@@ -149,7 +150,7 @@ fn all(
 
     screen.doing(&format!("loading {what}"));
     let quiet = Output::silent();
-    let arguments = ModelArgs::at(file);
+    let arguments = ModelArgs::new(file, DeviceArg::default(), LoadArgs::default());
     let opened = arguments.open(&quiet)?;
     let (visuals, question) = ([picture(if is_virtual() { 64 } else { 512 })], question());
     let messages = [user_turn(&visuals, &question)];

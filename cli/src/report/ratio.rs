@@ -60,7 +60,7 @@ pub(super) struct Summary {
 
 impl Summary {
     /// Summarises these; `None` if there are none.
-    pub fn of<'a>(ratios: impl IntoIterator<Item = &'a Ratio>) -> Option<Self> {
+    pub fn new<'a>(ratios: impl IntoIterator<Item = &'a Ratio>) -> Option<Self> {
         let ratios: Vec<_> = ratios.into_iter().collect();
         let worst = ratios.iter().max_by(|a, b| a.factor_off().total_cmp(&b.factor_off()))?;
         let logarithms: f64 = ratios.iter().map(|ratio| ratio.ratio.ln()).sum();
@@ -82,7 +82,7 @@ impl Summary {
             groups.entry(ratio.group()).or_default().push(ratio);
         }
         let summaries = groups.into_iter().filter_map(|((by, other_kernels, bound), ratios)| {
-            Some(Self { by: Some(by), other_kernels, bound: Some(bound.to_owned()), ..Self::of(ratios)? })
+            Some(Self { by: Some(by), other_kernels, bound: Some(bound.to_owned()), ..Self::new(ratios)? })
         });
         summaries.collect()
     }
@@ -112,13 +112,13 @@ mod tests {
             ratio("b", By::Counts, "DRAM", 1.0, 8.0),
             ratio("c", By::Sizes, "compute", 3.0, 3.0),
         ];
-        let all = Summary::of(&ratios).expect("some");
+        let all = Summary::new(&ratios).expect("some");
         assert_eq!((all.cases, all.worst.as_str(), all.worst_ratio), (3, "b", 0.125));
         assert!((all.geometric_mean - (0.25f64).cbrt()).abs() < 1e-12, "{all:?}");
         let groups = Summary::by_group(&ratios);
         let titles: Vec<_> = groups.iter().map(|group| (group.title(), group.cases)).collect();
         assert_eq!(titles, [("counts, DRAM".to_owned(), 2), ("sizes, compute".to_owned(), 1)]);
-        assert_eq!(Summary::of([]), None);
+        assert_eq!(Summary::new([]), None);
     }
 
     #[test]

@@ -389,7 +389,7 @@ fn quantize_aware_runs_export_what_they_have_trained() {
             text_plan(&model, config, mix).unwrap(),
         ];
         let mut trained = Model::load(&model, &Device::Cpu).unwrap();
-        trained.quantize_aware = QuantizeAware::of(&plans);
+        trained.quantize_aware = QuantizeAware::new(&plans);
         if !is_full {
             let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
             let targets = targets.map(str::to_owned).to_vec();

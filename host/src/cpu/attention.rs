@@ -49,12 +49,12 @@ impl Keys for Problem {
 }
 
 /// Keys or values in the format that they are stored in.
-trait Rows: Sync {
+trait StoredRows: Sync {
     /// Reads the elements from number `start` on, all of one row.
     fn read(&self, to: &mut [f32], start: usize);
 }
 
-impl<T: Float> Rows for &[T] {
+impl<T: Float> StoredRows for &[T] {
     #[inline(always)]
     fn read(&self, to: &mut [f32], start: usize) {
         T::read(&self[start..][..to.len()], to);
@@ -63,7 +63,7 @@ impl<T: Float> Rows for &[T] {
 
 struct Codes<'a>(&'a [f16], Decoder);
 
-impl Rows for Codes<'_> {
+impl StoredRows for Codes<'_> {
     #[inline(always)]
     fn read(&self, to: &mut [f32], start: usize) {
         let Self(codes, decoder) = self;
@@ -77,7 +77,7 @@ struct Q8Rows<'a> {
     scales: &'a [f16],
 }
 
-impl Rows for Q8Rows<'_> {
+impl StoredRows for Q8Rows<'_> {
     #[inline(always)]
     fn read(&self, to: &mut [f32], start: usize) {
         let scales = self.scales[start / BLOCK..].iter().map(|scale| scale.to_f32());
@@ -87,7 +87,7 @@ impl Rows for Q8Rows<'_> {
     }
 }
 
-/// Runs `$body` with `$k` and `$v` bound to the [`Rows`] of both.
+/// Runs `$body` with `$k` and `$v` bound to the [`StoredRows`] of both.
 macro_rules! with_rows {
     ([$k:ident, $v:ident] => $body:expr) => {
         match $k.format {
@@ -165,7 +165,7 @@ pub(super) fn start(strides: HeadStrides, problem: &Problem, head: usize, group:
 
 /// The results [rows, head_dim] of up to [`QUERIES`] queries of one head.
 #[inline(always)]
-fn block<TQ: Float, R: Rows>(
+fn block<TQ: Float, R: StoredRows>(
     q: &[TQ],
     [k, v]: [&R; 2],
     problem: &Problem,
@@ -227,7 +227,7 @@ fn block<TQ: Float, R: Rows>(
 }
 
 /// Converts rows of `d` elements, `stride` apart, to contiguous f32.
-fn convert(to: &mut [f32], from: &impl Rows, start: usize, stride: usize, d: usize) {
+fn convert(to: &mut [f32], from: &impl StoredRows, start: usize, stride: usize, d: usize) {
     for (i, row) in to.chunks_exact_mut(d).enumerate() {
         from.read(row, start + i * stride);
     }

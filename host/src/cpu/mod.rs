@@ -1,35 +1,43 @@
 //! The fallback: one file per op, with the file names of `gpu/`. Correct first, then fast. `ops` has checked the arguments.
 
 pub(crate) mod activate;
-pub(crate) mod activate_backward;
-pub(crate) mod adamw8bit;
 pub(crate) mod attention;
-pub(crate) mod attention_backward;
 pub(crate) mod cast;
-pub(crate) mod column_sum;
 pub(crate) mod copy;
-pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
-pub(crate) mod embedding_backward;
 pub(crate) mod float16;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;
-pub(crate) mod norm_backward;
-pub(crate) mod optimizer;
 pub(crate) mod paged_attention;
 mod pieces;
 pub(crate) mod quant;
-pub(crate) mod quantize_scaled;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rope_append;
 pub(crate) mod softmax;
-pub(crate) mod softmax_backward;
 #[cfg(feature = "sparse")]
 pub(crate) mod sparse_attention;
 pub(crate) mod transpose;
+
+#[cfg(feature = "training")]
+#[path = "."]
+mod training {
+    use super::*;
+    pub(crate) mod activate_backward;
+    pub(crate) mod adamw8bit;
+    pub(crate) mod attention_backward;
+    pub(crate) mod column_sum;
+    pub(crate) mod cross_entropy;
+    pub(crate) mod embedding_backward;
+    pub(crate) mod norm_backward;
+    pub(crate) mod optimizer;
+    pub(crate) mod quantize_scaled;
+    pub(crate) mod softmax_backward;
+}
+#[cfg(feature = "training")]
+pub(crate) use training::*;
 
 use crate::{DType, Element, Error, Result, Tensor, TensorMut};
 

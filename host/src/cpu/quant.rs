@@ -265,7 +265,7 @@ fn quantize_row<T: Float>(quants: &mut [i8], scales: &mut [u32], x: &[T]) {
 }
 
 /// A row's quants less their offset (for table formats, the values they index), and the factors of every block.
-pub(crate) struct Row {
+pub(crate) struct DecodedRow {
     pub quants: Vec<i8>,
     pub steps: Vec<Step>,
 }
@@ -281,7 +281,7 @@ pub(crate) enum Step {
 
 impl Step {
     /// The step and the minimum for value `i` of the block.
-    fn of(self, i: usize) -> (f32, f32) {
+    fn at(self, i: usize) -> (f32, f32) {
         match self {
             Self::Whole(step, min) => (step, min),
             Self::Halves(steps) => (steps[i / (BLOCK / 2)], 0.0),
@@ -289,8 +289,8 @@ impl Step {
     }
 }
 
-/// Row `r` of a tensor on the CPU.
-pub(crate) fn read_row(w: &QuantTensor, r: usize) -> Result<Row> {
+/// DecodedRow `r` of a tensor on the CPU.
+pub(crate) fn read_row(w: &QuantTensor, r: usize) -> Result<DecodedRow> {
     let k = w.k;
     let mut quants = vec![0i8; k];
     let words = slice::<u32>(&w.quants)?;
@@ -345,7 +345,7 @@ pub(crate) fn read_row(w: &QuantTensor, r: usize) -> Result<Row> {
             Step::Whole(iq4::step(low_half(scales[0]), scales[0] >> 16, scales[1], j as u32), 0.0)
         })?,
     };
-    Ok(Row { quants, steps })
+    Ok(DecodedRow { quants, steps })
 }
 
 /// The bytes of a word, signed.
@@ -398,7 +398,7 @@ pub(crate) fn dequantize(mut y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>
             }
             let row = read_row(w, from)?;
             for (i, y) in y.iter_mut().enumerate() {
-                let (step, min) = row.steps[i / BLOCK].of(i % BLOCK);
+                let (step, min) = row.steps[i / BLOCK].at(i % BLOCK);
                 *y = T::from_f32(step.mul_add(f32::from(row.quants[i]), -min));
             }
         }

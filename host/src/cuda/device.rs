@@ -147,13 +147,13 @@ impl CudaDevice {
         alive_on(Some(ordinal), "opening the device")?;
         let index = ordinal as usize;
         let mut opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if opened.len() <= index {
-            opened.resize(index + 1, None);
-        }
-        let inner = match &opened[index] {
-            Some(inner) => Arc::clone(inner),
+        let inner = match opened.get(index).cloned().flatten() {
+            Some(inner) => inner,
             None => {
-                let inner = Arc::new(open(ordinal)?);
+                let inner = Arc::new(open(ordinal)?); // which refuses numbers that the list must not grow to
+                if opened.len() <= index {
+                    opened.resize(index + 1, None);
+                }
                 opened[index] = Some(Arc::clone(&inner));
                 inner
             }
@@ -401,21 +401,9 @@ fn read_properties(ordinal: u32) -> Result<(cust::device::Device, Properties)> {
 /// An attribute by its number, which cust's enum may lack; zero if the driver does not know it.
 fn raw_attribute(device: &cust::device::Device, attribute: u32) -> Result<i32> {
     const NOT_KNOWN: u32 = 1;
-    // The seam exports this symbol with an `int` attribute, so any number is valid.
-    #[allow(clashing_extern_declarations)]
-    unsafe extern "C" {
-        fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: i32) -> u32;
-    }
-    let mut value = 0;
-    // SAFETY: `value` is written before it is used. The driver answers an unknown attribute with an error code, which is
-    // returned here as a plain integer.
-    let code = unsafe { cuDeviceGetAttribute(&mut value, attribute, device.as_raw()) };
-    match code {
-        0 => Ok(value),
-        _ => match driver::last_raw_code() {
-            NOT_KNOWN => Ok(0),
-            code => Err(failure("cuDeviceGetAttribute", code)),
-        },
+    match driver::device_attribute(device.as_raw(), attribute) {
+        Err(NOT_KNOWN) => Ok(0),
+        value => value.map_err(|code| failure("cuDeviceGetAttribute", code)),
     }
 }
 

@@ -2,9 +2,10 @@
 
 use super::device::{bind_ordinal, current};
 use super::{Stream, alive_on, check, check_on, ensure_alive};
-use crate::Result;
+use crate::{Error, Result};
 use cust::sys;
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// A point in a stream.
@@ -13,11 +14,16 @@ pub struct Event {
     raw: sys::CUevent,
     /// The device's ordinal.
     ordinal: Option<u32>,
+    /// The capture that its last record is part of. Locked while it is recorded or a stream is made to wait for it.
+    capture: Mutex<CaptureId>,
 }
+
+/// The number of a capture in this process; `None` outside of captures.
+pub(super) type CaptureId = Option<u64>;
 
 // SAFETY: the driver API lets any thread use an event, and the handle owns no memory of this process.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: the driver serialises calls on one event, and `capture` has a lock.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -36,7 +42,7 @@ impl Event {
         let mut raw = ptr::null_mut();
         // SAFETY: the caller has made a context current; `raw` is written before it is used.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
-        Ok(Self { raw, ordinal: current() })
+        Ok(Self { raw, ordinal: current(), capture: Mutex::new(None) })
     }
 
     /// A wait reports faults of the current device, so the event's device must be current.
@@ -44,24 +50,58 @@ impl Event {
         bind_ordinal(self.ordinal)
     }
 
-    /// Fails if the event's device has faulted.
-    pub(super) fn ensure_alive(&self, call: &'static str) -> Result<()> {
-        alive_on(self.ordinal, call)
-    }
-
     /// The driver's handle.
     pub fn raw(&self) -> sys::CUevent {
         self.raw
     }
 
-    /// Records the event after all work queued on `stream` so far.
+    /// Records the event after all work queued on `stream` so far. If another thread is capturing the stream, waits for the end
+    /// of the capture first.
     ///
     /// # Errors
     /// A driver error.
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        let _lock = stream.lock_to_enqueue();
+        self.record_locked(stream)
+    }
+
+    /// As [`record`](Self::record), with the stream's lock to enqueue held.
+    pub(crate) fn record_locked(&self, stream: &Stream) -> Result<()> {
+        self.record_in(stream.capture_id(), stream)
+    }
+
+    /// As [`record`](Self::record), for the capture that is known to be in progress on the stream.
+    pub(crate) fn record_in(&self, capture: CaptureId, stream: &Stream) -> Result<()> {
         alive_on(self.ordinal, "cuEventRecord")?;
+        let mut recorded_in = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: both handles are alive, because both are borrowed.
-        check_on(self.ordinal, "cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
+        let result = unsafe { sys::cuEventRecord(self.raw, stream.raw()) };
+        check_on(self.ordinal, "cuEventRecord", result)?;
+        *recorded_in = capture;
+        Ok(())
+    }
+
+    /// Calls `wait` to make a stream wait for the event, unless that would draw the stream into a capture, or is a wait for an
+    /// event outside the capture that is in progress on the stream.
+    pub(super) fn wait_in(
+        &self,
+        capture: CaptureId,
+        wait: impl FnOnce(sys::CUevent) -> Result<()>,
+    ) -> Result<()> {
+        alive_on(self.ordinal, "cuStreamWaitEvent")?;
+        let recorded_in = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
+        if *recorded_in == capture {
+            return wait(self.raw);
+        }
+        let (value, reason) = match *recorded_in {
+            Some(_) => (
+                "recorded in a capture",
+                "it would draw the stream into a graph that does not keep its memory; capture both streams by `Graph::capture_over`",
+            ),
+            None => ("recorded outside the capture", "a graph waits for nothing outside it"),
+        };
+        let (op, argument) = ("Stream::wait", "event");
+        Err(Error::Unsupported { op, argument, value: value.into(), reason: reason.into() })
     }
 
     /// Waits until the event has been reached.

@@ -66,13 +66,13 @@ const NOT_FOUND: u32 = 500;
 pub struct PtxModule {
     device: CudaDevice,
     module: sys::CUmodule,
-    /// The number of parameters of each kernel.
-    parameters: HashMap<String, usize>,
+    /// The sizes of each kernel's parameters.
+    parameters: HashMap<String, Vec<usize>>,
 }
 
 // SAFETY: the handle names code of the device's context, which outlives it; the driver lets any thread use it.
 unsafe impl Send for PtxModule {}
-// SAFETY: as above.
+// SAFETY: the driver serialises calls on one module, and the parameters only are read.
 unsafe impl Sync for PtxModule {}
 
 /// A kernel of a [`PtxModule`].
@@ -81,12 +81,13 @@ pub struct Function {
     device: CudaDevice,
     function: sys::CUfunction,
     name: String,
-    parameters: usize,
+    /// The sizes of its parameters.
+    parameters: Vec<usize>,
 }
 
-// SAFETY: as for the module, which is never unloaded.
+// SAFETY: the handle names code of a module that is never unloaded; the driver lets any thread use it.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: the driver serialises calls on one function, and the rest is only read.
 unsafe impl Sync for Function {}
 
 impl CudaDevice {
@@ -97,7 +98,7 @@ impl CudaDevice {
     pub fn load_ptx(&self, ptx: &str) -> Result<PtxModule> {
         self.bind()?;
         let module = load_ptx(ptx)?;
-        Ok(PtxModule { device: self.clone(), module, parameters: parameter_counts(ptx) })
+        Ok(PtxModule { device: self.clone(), module, parameters: parameter_sizes(ptx) })
     }
 }
 
@@ -118,7 +119,7 @@ impl PtxModule {
             Error::Driver { code: NOT_FOUND, .. } => missing("the PTX has no such kernel".into()),
             other => other,
         })?;
-        let parameters = self.parameters.get(name).copied().unwrap_or(0);
+        let parameters = self.parameters.get(name).cloned().unwrap_or_default();
         Ok(Function { device: self.device.clone(), function, name: name.to_owned(), parameters })
     }
 }
@@ -138,7 +139,8 @@ impl Stream {
     /// * A device address is valid for all that the kernel reads and writes there. An address from
     ///   [`Tensor::device_address`](crate::Tensor::device_address) is valid while the tensor lives, for work queued on the
     ///   stream of the tensor's device: the memory is not reused before that work is done. For another stream of the device
-    ///   the caller ensures order and lifetime.
+    ///   the caller ensures order and lifetime. A graph keeps the memory of all tensors and buffers whose addresses are arguments
+    ///   and that live at this call; the caller keeps other memory, and memory that is reached through it, as long as the graph.
     /// * Memory that the kernel writes comes from [`TensorMut::device_address`](crate::TensorMut::device_address), or only
     ///   the caller uses it.
     /// * Grid, block and shared memory fulfil the kernel's own safety section.
@@ -151,14 +153,15 @@ impl Stream {
         arguments: &[*mut c_void],
     ) -> Result<()> {
         let (grid, block): (GridSize, BlockSize) = (grid.into(), block.into());
-        if arguments.len() != function.parameters {
+        if arguments.len() != function.parameters.len() {
             return Err(Error::Unsupported {
                 op: "launch",
                 argument: "arguments",
                 value: arguments.len().to_string(),
                 reason: format!(
                     "{} has {} parameters, of which a slice is two: pointer and length",
-                    function.name, function.parameters
+                    function.name,
+                    function.parameters.len()
                 ),
             });
         }
@@ -166,6 +169,9 @@ impl Stream {
             return Ok(());
         }
         function.device.bind()?;
+        let sizes = function.parameters.iter().copied();
+        // SAFETY: each argument points to a value of the type that the kernel declares, by this function's contract.
+        unsafe { self.keep_exposed(arguments.iter().map(|argument| argument.cast_const()).zip(sizes)) };
         let _lock = self.lock_to_enqueue();
         // SAFETY: the function belongs to the bound context. `arguments` points to one value for each parameter: the
         // number was checked above, the types are this function's contract. The driver copies the values before it returns.
@@ -188,8 +194,9 @@ impl Stream {
     }
 }
 
-/// The number of parameters of each `.entry NAME(.param …, .param …)`. The driver reports it only since CUDA 12.4.
-fn parameter_counts(ptx: &str) -> HashMap<String, usize> {
+/// The sizes of the parameters of each `.entry NAME(.param .u64 a, .param .align 8 .b8 p[16])`. The driver reports them only since
+/// CUDA 12.4.
+fn parameter_sizes(ptx: &str) -> HashMap<String, Vec<usize>> {
     let code: Vec<&str> = ptx.lines().map(|line| line.split("//").next().unwrap_or(line)).collect();
     let code = code.join("\n");
     let entries = code.split(".entry").skip(1).map(|rest| {
@@ -197,26 +204,38 @@ fn parameter_counts(ptx: &str) -> HashMap<String, usize> {
         let end = rest.find(|c: char| !c.is_alphanumeric() && !"_$%".contains(c)).unwrap_or(rest.len());
         let (name, rest) = rest.split_at(end);
         let list = rest.trim_start().strip_prefix('(').and_then(|list| list.split(')').next());
-        (name.to_owned(), list.map_or(0, |list| list.matches(".param").count()))
+        (
+            name.to_owned(),
+            list.map_or(Vec::new(), |list| list.split(".param").skip(1).map(parameter_size).collect()),
+        )
     });
     entries.collect()
 }
 
+/// The size of `.u64 .ptr .align 1 a` or `.align 8 .b8 p[16]`; 0 for a type that is not known.
+fn parameter_size(text: &str) -> usize {
+    let bits = text
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix(['.'])?.strip_prefix(['u', 's', 'b', 'f'])?.parse().ok());
+    let count = text.split_once('[').and_then(|(_, rest)| rest.split(']').next()?.trim().parse().ok());
+    bits.unwrap_or(0usize) / 8 * count.unwrap_or(1)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::parameter_counts;
+    use super::parameter_sizes;
 
     #[test]
-    fn parameters_are_counted_however_the_text_is_broken() {
+    fn parameters_are_found_however_the_text_is_broken() {
         let ptx = ".visible .entry one(\n\t.param .u64 .ptr .align 1 a\n)\n{ ret; }\n// .entry two(.param .u32 n)\n\
                    .entry two ( .param .align 8 .b8 p[16], // .param\n .param .f32 x)\n.maxntid 32\n{ ret; }\n\
                    .entry none { ret; }\n.entry\nempty() { ret; }";
-        let counts = parameter_counts(ptx);
-        let count = |name: &str| counts.get(name).copied();
+        let sizes = parameter_sizes(ptx);
+        let of = |name: &str| sizes.get(name).map(Vec::as_slice);
         assert_eq!(
-            [count("one"), count("two"), count("none"), count("empty")],
-            [Some(1), Some(2), Some(0), Some(0)]
+            [of("one"), of("two"), of("none"), of("empty")],
+            [Some(&[8][..]), Some(&[16, 4]), Some(&[]), Some(&[])]
         );
-        assert_eq!(counts.len(), 4);
+        assert_eq!(sizes.len(), 4);
     }
 }

@@ -10,20 +10,21 @@
 //!
 //! A replay is one call on the first stream. It follows what the others have queued, and they follow it.
 
+use super::event::CaptureId;
 use super::stream::{Kept, Stream};
 use super::{CudaDevice, Event, check, ensure_alive};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
 use std::sync::RwLockWriteGuard;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::{mem, ptr, slice};
 
 /// The work that a capture recorded on a stream, or on one of each of several devices, ready to be launched again as a whole.
 ///
 /// A graph repeats its launches with the addresses they had. It therefore keeps all memory that the capture used:
 /// inputs, outputs and temporaries stay where they are, and are nobody else's, until the graph is dropped, whatever
-/// becomes of the tensors meanwhile. To feed a graph, write into its input tensors; a replay overwrites the outputs.
+/// becomes of the tensors meanwhile. That includes tensors whose addresses were taken before the capture for a launch in it. To feed a graph, write into its input tensors; a replay overwrites the outputs.
 ///
 /// Memory allocated inside a capture comes from a pool of the graph's own (2 MiB or more), which reuses within the
 /// capture what is freed within it.
@@ -50,10 +51,9 @@ unsafe impl Sync for Graph {}
 /// A capture in progress. Ends it if the work panics.
 struct Capture<'a> {
     devices: &'a [CudaDevice],
+    id: CaptureId,
     /// How many streams are in it.
     joined: usize,
-    /// The streams that this thread captured before this capture began.
-    outer: Vec<*const Stream>,
     is_over: bool,
     /// No other thread queues anything on the streams meanwhile.
     _locks: Vec<RwLockWriteGuard<'a, ()>>,
@@ -70,32 +70,36 @@ impl Capture<'_> {
         let Some(first) = devices.first() else {
             return Err(refused("none", "there is no device to launch it"));
         };
+        if Stream::is_any_captured() {
+            return Err(refused(
+                "inside a capture",
+                "this thread is capturing; a graph is not captured inside another",
+            ));
+        }
         // in one order in all threads, so that none waits for another that waits for it
         let mut streams: Vec<&Stream> = devices.iter().map(CudaDevice::stream).collect();
         streams.sort_by_key(|stream| ptr::from_ref(*stream));
         if streams.windows(2).any(|pair| ptr::eq(pair[0], pair[1])) {
             return Err(refused("twice in a list", "each stream is captured once"));
         }
-        let locks: Option<Vec<_>> = streams.into_iter().map(Stream::lock_to_capture).collect();
-        let Some(locks) = locks else {
-            let reason = "a capture is in progress on it; use a handle with a stream of its own";
-            return Err(refused("being captured", reason));
-        };
+        let locks = streams.into_iter().map(Stream::lock_to_capture).collect();
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = Some(NEXT.fetch_add(1, Ordering::Relaxed));
         first.bind()?;
         // Relaxed: the pool may have to ask the driver for memory in between.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        first.stream().begin_capture(|| {
+        first.stream().begin_capture(id, || {
             // SAFETY: the stream lives and its context is current.
             check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(first.stream().raw(), mode) })
         })?;
-        let outer = Stream::captured(devices.iter().map(|device| ptr::from_ref(device.stream())).collect());
-        let mut capture = Capture { devices, joined: 1, outer, is_over: false, _locks: locks };
+        Stream::captured(devices.iter().map(|device| ptr::from_ref(device.stream())).collect());
+        let mut capture = Capture { devices, id, joined: 1, is_over: false, _locks: locks };
         for device in &devices[1..] {
             first.bind()?;
             let fork = Event::untimed()?;
-            fork.record(first.stream())?;
+            fork.record_in(id, first.stream())?;
             device.bind()?;
-            device.stream().begin_capture(|| device.stream().wait(&fork))?;
+            device.stream().begin_capture(id, || device.stream().wait_in(id, &fork))?;
             capture.joined += 1;
         }
         Ok(capture)
@@ -109,9 +113,9 @@ impl Capture<'_> {
             let join = || {
                 device.bind()?;
                 let join = Event::untimed()?;
-                join.record(device.stream())?;
+                join.record_in(self.id, device.stream())?;
                 first.bind()?;
-                first.stream().wait(&join)
+                first.stream().wait_in(self.id, &join)
             };
             let (joined, kept) = device.stream().end_capture(join);
             result = result.and(joined);
@@ -124,7 +128,7 @@ impl Capture<'_> {
             // SAFETY: the stream lives; `graph` is written before it is used.
             check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream, &mut graph) })
         });
-        Stream::captured(mem::take(&mut self.outer));
+        Stream::captured(Vec::new());
         all.extend(kept);
         (result.and(ended).map(|()| graph), all)
     }
@@ -152,11 +156,11 @@ impl Graph {
     /// returned, whose tensors have undefined contents before the first replay. Other threads that queue on the
     /// stream wait meanwhile, so `work` must not wait for them.
     ///
-    /// Copies to and from the host, synchronisation and other streams have no place in a capture: they are refused,
-    /// and the capture fails.
+    /// Copies to and from the host, synchronisation and other streams have no place in a capture: they are refused. So is what
+    /// would draw another stream into it, such as a copy to a tensor there, as nothing would keep that stream's memory.
     ///
     /// # Errors
-    /// The error of `work`; [`Error::Unsupported`] if a capture is in progress on the stream; a driver error.
+    /// The error of `work`; [`Error::Unsupported`] if this thread is capturing already; a driver error.
     pub fn capture<R>(device: &CudaDevice, work: impl FnOnce() -> Result<R>) -> Result<(Self, R)> {
         Self::capture_over(slice::from_ref(device), work)
     }
@@ -210,8 +214,8 @@ impl Graph {
         let first = self.devices[0].stream(); // a capture has one at least
         for (device, fence) in self.devices.iter().zip(&self.fences).skip(1) {
             device.bind()?;
-            fence.record(device.stream())?;
-            first.wait(fence)?;
+            fence.record_locked(device.stream())?;
+            first.wait_locked(fence)?;
         }
         self.devices[0].bind()?;
         self.running.store(true, Ordering::Relaxed);
@@ -228,8 +232,8 @@ impl Graph {
         })?;
         debug_assert!(launched.is_some(), "no capture is in progress while the lock is held");
         if let Some(fence) = self.fences.first() {
-            fence.record(first)?;
-            self.devices[1..].iter().try_for_each(|device| device.stream().wait(fence))?;
+            fence.record_locked(first)?;
+            self.devices[1..].iter().try_for_each(|device| device.stream().wait_locked(fence))?;
         }
         Ok(())
     }

@@ -29,25 +29,25 @@ impl CudaDevice {
     /// that swaps an output with an input, or takes another element type, does not compile:
     ///
     /// ```compile_fail,E0308
-    /// use kernels_gpu::softmax::Rows;
-    /// fn parameters(y: *mut f32, x: *const f32) -> Rows<f32> {
-    ///     Rows { y: x, x: y, rows: 1, cols: 1, vectors: 0, lanes: 32 }
+    /// use kernels_gpu::softmax::Softmax;
+    /// fn parameters(y: *mut f32, x: *const f32) -> Softmax<f32> {
+    ///     Softmax { y: x, x: y, rows: 1, cols: 1, vectors: 0, lanes: 32 }
     /// }
     /// ```
     ///
     /// ```compile_fail,E0308
-    /// use kernels_gpu::softmax::{Rows, softmax_warp_f16};
+    /// use kernels_gpu::softmax::{Softmax, softmax_warp_f16};
     /// use pascaline::cuda::CudaDevice;
-    /// unsafe fn launch(device: &CudaDevice, p: &Rows<f32>) -> pascaline::Result<()> {
+    /// unsafe fn launch(device: &CudaDevice, p: &Softmax<f32>) -> pascaline::Result<()> {
     ///     unsafe { device.launch(&softmax_warp_f16, [1, 1, 1], p) }
     /// }
     /// ```
     ///
     /// ```
-    /// use kernels_gpu::softmax::{Rows, softmax_warp_f32};
+    /// use kernels_gpu::softmax::{Softmax, softmax_warp_f32};
     /// use pascaline::cuda::CudaDevice;
     /// unsafe fn launch(device: &CudaDevice, y: *mut f32, x: *const f32) -> pascaline::Result<()> {
-    ///     let parameters = Rows { y, x, rows: 1, cols: 1, vectors: 0, lanes: 32 };
+    ///     let parameters = Softmax { y, x, rows: 1, cols: 1, vectors: 0, lanes: 32 };
     ///     unsafe { device.launch(&softmax_warp_f32, [1, 1, 1], &parameters) }
     /// }
     /// ```
@@ -58,7 +58,8 @@ impl CudaDevice {
     ///
     /// # Safety
     /// The caller fulfils the kernel's own safety section: pointers are device addresses, valid on this stream for the
-    /// dimensions passed, and inputs and outputs overlap only where it allows.
+    /// dimensions passed, and inputs and outputs overlap only where it allows. In a capture they are addresses of memory that the
+    /// graph keeps: tensors' and buffers' that live at this call, or memory that the caller keeps as long as the graph.
     pub unsafe fn launch<P: KernelParams>(
         &self,
         spec: &KernelSpec<P>,
@@ -66,6 +67,9 @@ impl CudaDevice {
         parameters: &P,
     ) -> Result<()> {
         let mut pointers = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
+        let fields = pointers.iter().map(|&pointer| pointer.cast_const()).zip(P::SIZES.iter().copied());
+        // SAFETY: `KernelParams` gives for each size the address of a field of that size.
+        unsafe { self.stream().keep_exposed(fields) };
         // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, and `parameters` lives until
         // the driver has copied them. The pointers in them hold by this function's contract.
         unsafe { self.launch_raw(spec, grid, &mut pointers) }

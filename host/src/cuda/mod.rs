@@ -9,6 +9,7 @@ mod compiling;
 mod counters;
 mod device;
 mod event;
+mod exposed;
 mod foreign;
 mod graph;
 mod launch;
@@ -23,6 +24,7 @@ pub use compiling::on_slow_compilation;
 pub(crate) use device::WITHOUT_VIRTUAL_GPU;
 pub use device::{CudaDevice, Properties, driver_version, forget_current};
 pub use event::Event;
+pub(crate) use exposed::{conceal, expose};
 pub use foreign::{Function, PtxModule};
 pub use graph::Graph;
 pub use launch::trace;
@@ -54,9 +56,48 @@ fn faults_of(ordinal: Option<u32>) -> &'static [OnceLock<(&'static str, u32)>] {
     }
 }
 
-/// Codes after which the context is unusable: faults of a kernel, time-outs, ECC, a device that fell off the bus.
+/// Codes after which the context is unusable: faults of a kernel, time-outs, ECC, a device that fell off the bus. Names are those
+/// of `CUresult`; cust's enum lacks some of them.
+mod sticky {
+    pub const DEINITIALIZED: u32 = 4;
+    pub const DEVICE_UNAVAILABLE: u32 = 46;
+    pub const ECC_UNCORRECTABLE: u32 = 214;
+    pub const INVALID_GRAPHICS_CONTEXT: u32 = 219;
+    pub const NVLINK_UNCORRECTABLE: u32 = 220;
+    pub const CONTAINED: u32 = 226;
+    pub const ILLEGAL_ADDRESS: u32 = 700;
+    pub const LAUNCH_TIMEOUT: u32 = 702;
+    pub const CONTEXT_IS_DESTROYED: u32 = 709;
+    pub const ASSERT: u32 = 710;
+    pub const HARDWARE_STACK_ERROR: u32 = 714;
+    pub const ILLEGAL_INSTRUCTION: u32 = 715;
+    pub const MISALIGNED_ADDRESS: u32 = 716;
+    pub const INVALID_ADDRESS_SPACE: u32 = 717;
+    pub const INVALID_PC: u32 = 718;
+    pub const LAUNCH_FAILED: u32 = 719;
+}
+
 fn is_sticky(code: u32) -> bool {
-    matches!(code, 4 | 46 | 214 | 219 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
+    use sticky::*;
+    matches!(
+        code,
+        DEINITIALIZED
+            | DEVICE_UNAVAILABLE
+            | ECC_UNCORRECTABLE
+            | INVALID_GRAPHICS_CONTEXT
+            | NVLINK_UNCORRECTABLE
+            | CONTAINED
+            | ILLEGAL_ADDRESS
+            | LAUNCH_TIMEOUT
+            | CONTEXT_IS_DESTROYED
+            | ASSERT
+            | HARDWARE_STACK_ERROR
+            | ILLEGAL_INSTRUCTION
+            | MISALIGNED_ADDRESS
+            | INVALID_ADDRESS_SPACE
+            | INVALID_PC
+            | LAUNCH_FAILED
+    )
 }
 
 /// Converts the result of a call for the current device, with the raw code, which cust's enum may lack.

@@ -40,7 +40,7 @@ pub(crate) struct Modules {
 // SAFETY: function handles name code of the context, which lives as long as the process; the driver lets any thread launch
 // them.
 unsafe impl Send for Modules {}
-// SAFETY: as above.
+// SAFETY: the map is not changed after `new`; each slot is a `OnceLock`, and loading has locks.
 unsafe impl Sync for Modules {}
 
 impl Modules {
@@ -156,11 +156,6 @@ impl CudaDevice {
             None => Ok(Loaded { modules: modules.len() - before, before }),
             Some(error) => Err(error),
         }
-    }
-
-    /// The modules that have been loaded on this device so far.
-    pub fn loaded_modules(&self) -> Vec<&'static str> {
-        ptx_modules().filter(|name| self.modules().is_loaded(name)).collect()
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct Nccl {
 
 // SAFETY: NCCL lets any thread call for a communicator as long as calls do not overlap, which the lock sees to.
 unsafe impl Send for Nccl {}
-// SAFETY: as above.
+// SAFETY: communicators are used with `comms` locked, so that calls do not overlap.
 unsafe impl Sync for Nccl {}
 
 impl std::fmt::Debug for Nccl {
@@ -161,7 +161,7 @@ impl Nccl {
             for (index, device) in self.devices.iter().enumerate() {
                 let (part, sum) = (parts[index] as *const c_void, sums[index] as *mut c_void);
                 let stream = device.stream().raw().cast();
-                // SAFETY: as the caller promises; communicator and stream live and are of this device.
+                // SAFETY: parts and sums are on the devices and of `count` floats (this function's contract); communicator and stream live and are of this device.
                 let code = unsafe { (self.api.all_reduce)(part, sum, count, F32, SUM, comms[index], stream) };
                 result = result.and(self.api.check("ncclAllReduce", code));
             }
@@ -299,14 +299,14 @@ pub(crate) mod stand_in {
                 let bytes = size_of_val(&part[..]);
                 // SAFETY: stream and address are those of a live tensor of so many floats.
                 check("wait", unsafe { sys::cuStreamSynchronize(call.stream as sys::CUstream) })?;
-                // SAFETY: as above.
+                // SAFETY: `call.part` is the address of a live tensor of so many floats, as `part` has.
                 check("read", unsafe { sys::cuMemcpyDtoH_v2(part.as_mut_ptr().cast(), call.part, bytes) })?;
                 total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
             }
             for call in &calls {
                 crate::cuda::device::bind_ordinal(Some(call.ordinal as u32))?;
                 let bytes = size_of_val(&total[..]);
-                // SAFETY: as above.
+                // SAFETY: `call.sum` is the address of a live tensor of so many floats, as `total` has.
                 check("write", unsafe { sys::cuMemcpyHtoD_v2(call.sum, total.as_ptr().cast(), bytes) })?;
             }
             Ok(())

@@ -86,7 +86,7 @@ impl CudaDevice {
         }
         let attribute = |attribute| {
             let mut value: c_int = 0;
-            // SAFETY: as above.
+            // SAFETY: the handle is that of a loaded kernel, whose context is bound; `value` is written before it is used.
             let result = unsafe { sys::cuFuncGetAttribute(&mut value, attribute, kernel.function) };
             check("cuFuncGetAttribute", result).map(|()| value as u32)
         };

@@ -2,6 +2,7 @@
 
 use super::counters::Counters;
 use super::device::{bind_ordinal, current};
+use super::event::CaptureId;
 use super::{Event, alive_on, check, check_on, ensure_alive};
 use crate::Result;
 use cust::sys;
@@ -20,14 +21,21 @@ pub struct Stream {
     raw: sys::CUstream,
     /// The device's ordinal.
     ordinal: Option<u32>,
-    /// The objects that the capture in progress keeps alive, by address.
-    capture: Mutex<Option<HashMap<usize, Kept>>>,
+    capture: Mutex<Option<Captured>>,
     /// Read-locked by threads that queue work, write-locked by a capture. Work of other threads waits until the capture
     /// ends, and does not become part of the graph.
     enqueue_lock: RwLock<()>,
     counters: Counters,
     /// Whether another library created it and will destroy it.
     is_foreign: bool,
+}
+
+/// The capture in progress on a stream.
+#[derive(Debug)]
+struct Captured {
+    id: CaptureId,
+    /// The objects that it keeps alive, by address.
+    kept: HashMap<usize, Kept>,
 }
 
 thread_local! {
@@ -40,7 +48,7 @@ pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
 // SAFETY: the driver API lets any thread use a stream, and the handle owns no memory of this process.
 unsafe impl Send for Stream {}
-// SAFETY: as above; the driver serialises calls on one stream.
+// SAFETY: the driver serialises calls on one stream, and what is beside its handle has locks.
 unsafe impl Sync for Stream {}
 
 impl Stream {
@@ -99,16 +107,29 @@ impl Stream {
         check_on(self.ordinal, "cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 
-    /// Work queued from now on waits for `event`, which may be of another device.
+    /// Work queued from now on waits for `event`, which may be of another device. If another thread is capturing the stream,
+    /// waits for the end of the capture first.
     ///
     /// # Errors
-    /// A driver error.
+    /// [`Unsupported`](crate::Error::Unsupported) if one of the two is part of a capture that the other is not part of; a driver
+    /// error.
     pub fn wait(&self, event: &Event) -> Result<()> {
+        let _lock = self.lock_to_enqueue();
+        self.wait_locked(event)
+    }
+
+    /// As [`wait`](Self::wait), with the stream's lock to enqueue held.
+    pub(crate) fn wait_locked(&self, event: &Event) -> Result<()> {
+        self.wait_in(self.capture_id(), event)
+    }
+
+    /// As [`wait`](Self::wait), for the capture that is known to be in progress on the stream.
+    pub(crate) fn wait_in(&self, capture: CaptureId, event: &Event) -> Result<()> {
         alive_on(self.ordinal, "cuStreamWaitEvent")?;
-        event.ensure_alive("cuStreamWaitEvent")?;
-        // SAFETY: both handles are alive, because both are borrowed; the driver copies what it needs of the event.
-        check_on(self.ordinal, "cuStreamWaitEvent", unsafe {
-            sys::cuStreamWaitEvent(self.raw, event.raw(), 0)
+        event.wait_in(capture, |event| {
+            // SAFETY: both handles are alive, because both are borrowed; the driver copies what it needs of the event.
+            let result = unsafe { sys::cuStreamWaitEvent(self.raw, event, 0) };
+            check_on(self.ordinal, "cuStreamWaitEvent", result)
         })
     }
 }
@@ -126,60 +147,65 @@ impl Stream {
         (!self.is_capturing()).then(|| self.enqueue_lock.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs `work` with [`lock_to_enqueue`](Self::lock_to_enqueue) held. Otherwise an event recorded while another thread captures
-    /// the stream would become part of the capture, and a wait for it would fail.
-    pub(crate) fn locked<R>(&self, work: impl FnOnce(&Self) -> R) -> R {
-        let _lock = self.lock_to_enqueue();
-        work(self)
-    }
-
     /// The lock for capturing; see [`lock_to_enqueue`](Self::lock_to_enqueue).
-    pub(super) fn lock_to_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        (!self.is_capturing()).then(|| self.enqueue_lock.write().unwrap_or_else(PoisonError::into_inner))
+    /// The thread captures nothing yet.
+    pub(super) fn lock_to_capture(&self) -> RwLockWriteGuard<'_, ()> {
+        self.enqueue_lock.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Option<HashMap<usize, Kept>>> {
+    fn capture(&self) -> MutexGuard<'_, Option<Captured>> {
         self.capture.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The capture in progress, which is this thread's if the lock to enqueue is held.
+    pub(super) fn capture_id(&self) -> CaptureId {
+        self.capture().as_ref().and_then(|capture| capture.id)
     }
 
     /// Runs `work` if the stream is not being captured, and prevents captures until it returns.
     pub(crate) fn outside_capture<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<Option<R>> {
-        let kept = self.kept();
-        if kept.is_some() { Ok(None) } else { work().map(Some) }
+        let capture = self.capture();
+        if capture.is_some() { Ok(None) } else { work().map(Some) }
     }
 
     /// Begins a capture by `begin`, with [`lock_to_capture`](Self::lock_to_capture) held. [`captured`](Self::captured) then makes
     /// it this thread's.
-    pub(super) fn begin_capture(&self, begin: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut kept = self.kept();
+    pub(super) fn begin_capture(&self, id: CaptureId, begin: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut capture = self.capture();
         begin()?;
-        *kept = Some(HashMap::new());
+        *capture = Some(Captured { id, kept: HashMap::new() });
         Ok(())
     }
 
-    /// From now on this thread captures these streams, which live until it captures others. Returns the streams before.
-    pub(super) fn captured(streams: Vec<*const Self>) -> Vec<*const Self> {
-        CAPTURED.replace(streams)
+    /// From now on this thread captures these streams, which live until it captures others.
+    pub(super) fn captured(streams: Vec<*const Self>) {
+        CAPTURED.set(streams);
+    }
+
+    /// Whether this thread is capturing any stream.
+    pub(super) fn is_any_captured() -> bool {
+        CAPTURED.with_borrow(|captured| !captured.is_empty())
     }
 
     /// Ends the capture by `end`. Returns the objects that it kept alive.
     pub(super) fn end_capture(&self, end: impl FnOnce() -> Result<()>) -> (Result<()>, Vec<Kept>) {
-        let mut kept = self.kept();
+        let mut capture = self.capture();
         let result = end();
-        (result, kept.take().unwrap_or_default().into_values().collect())
+        let kept = capture.take().into_iter().flat_map(|capture| capture.kept.into_values());
+        (result, kept.collect())
     }
 
     /// Keeps an object alive with the graph that is being captured. Without a capture it does nothing.
     pub(crate) fn keep(&self, thing: &Kept) {
-        if let Some(kept) = &mut *self.kept() {
-            kept.entry(Arc::as_ptr(thing).addr()).or_insert_with(|| Arc::clone(thing));
+        if let Some(capture) = &mut *self.capture() {
+            capture.kept.entry(Arc::as_ptr(thing).addr()).or_insert_with(|| Arc::clone(thing));
         }
     }
 
     /// The objects of this type that the current capture keeps alive.
     pub(crate) fn kept_of<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        let kept = self.kept();
-        let thing = kept.as_ref()?.values().find(|thing| thing.is::<T>())?;
+        let capture = self.capture();
+        let thing = capture.as_ref()?.kept.values().find(|thing| thing.is::<T>())?;
         Arc::clone(thing).downcast().ok()
     }
 }

@@ -1,10 +1,9 @@
 //! Activation: kernel and grid.
 
-use super::{DeviceElement, vectors};
+use super::{by_dtype, matrix, vectors};
 use crate::cuda::CudaDevice;
 use crate::problem::activate::Activation;
-use crate::{DType, Result, Tensor, TensorMut};
-use cuda_std::KernelSpec;
+use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::activate::*;
 
 /// The kernels' number of an activation.
@@ -25,27 +24,14 @@ pub(crate) fn activate(
     bias: Option<&Tensor>,
     activation: Activation,
 ) -> Result<()> {
-    match x.dtype() {
-        DType::F16 => of(device, &activate_f16, y, x, bias, activation),
-        _ => of(device, &activate_f32, y, x, bias, activation),
-    }
-}
-
-fn of<T: DeviceElement>(
-    device: &CudaDevice,
-    spec: &KernelSpec<Activate<T>>,
-    y: TensorMut,
-    x: &Tensor,
-    bias: Option<&Tensor>,
-    activation: Activation,
-) -> Result<()> {
-    let (rows, cols) = y.shape().rows_cols();
-    let (rows, cols) = (rows as u32, cols as u32);
-    let (y, x, bias) = (y.ptr::<T>(), x.ptr::<T>(), bias.map_or(std::ptr::null(), Tensor::ptr::<T>));
-    let vectors = vectors::rows_aligned(cols, size_of::<T>(), &[y as u64, x as u64, bias as u64]);
-    let pieces = (cols as usize * size_of::<T>()).div_ceil(BLOCK_BYTES as usize) as u32;
-    let (activation, vectors) = (number(activation), u32::from(vectors));
-    // SAFETY: `ops` has checked that y [rows, cols], x and the bias are contiguous, of the kernel's type, on this stream and
-    // of less than 2³¹ elements, and a TensorMut overlaps nothing.
-    unsafe { device.launch(spec, [rows, pieces, 1], &Activate { y, x, bias, cols, activation, vectors }) }
+    by_dtype!(x.dtype(), T, spec = [activate_f32, activate_f16] => {
+        let [rows, cols] = matrix(y.shape());
+        let (y, x, bias) = (y.ptr::<T>(), x.ptr::<T>(), bias.map_or(std::ptr::null(), Tensor::ptr::<T>));
+        let vectors = vectors::rows_aligned(cols, size_of::<T>(), &[y as u64, x as u64, bias as u64]);
+        let pieces = (cols as usize * size_of::<T>()).div_ceil(BLOCK_BYTES as usize) as u32;
+        let (activation, vectors) = (number(activation), u32::from(vectors));
+        // SAFETY: `ops` has checked that y [rows, cols], x and the bias are contiguous, of the kernel's type, on this stream and
+        // of less than 2³¹ elements, and a TensorMut overlaps nothing.
+        unsafe { device.launch(spec, [rows, pieces, 1], &Activate { y, x, bias, cols, activation, vectors }) }
+    })
 }

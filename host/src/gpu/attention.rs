@@ -9,7 +9,6 @@ use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::attention::decode::{Decode, Instance, Instances};
 use kernels_gpu::attention::merge::partial_elements;
 use kernels_gpu::attention::prefill::{KEYS_PER_TILE, Prefill, PrefillMerge, QUERIES_PER_BLOCK, rows_merged};
-use kernels_gpu::attention::textbook::{self, Scores, Softmax, TEXTBOOK_TILE, Values};
 use kernels_gpu::attention::{self, Kernels};
 use std::ptr;
 
@@ -127,15 +126,17 @@ pub(crate) fn attention(
     problem: &Problem,
 ) -> Result<()> {
     match (q.dtype(), kv[0].format) {
-        (DType::F16, _) => of(device, &attention::OF_F16, out, q, kv, past, problem),
-        (_, KvFormat::F32) => of(device, &attention::OF_F32, out, q, kv, past, problem),
-        (_, KvFormat::F16) => of(device, &attention::OF_F32_F16, out, q, kv, past, problem),
-        (_, KvFormat::Float16(_)) => of(device, &attention::OF_F32_CODED, out, q, kv, past, problem),
-        (_, KvFormat::Q8_0) => of(device, &attention::OF_F32_Q8_0, out, q, kv, past, problem),
+        (DType::F16, _) => launch_attention(device, &attention::OF_F16, out, q, kv, past, problem),
+        (_, KvFormat::F32) => launch_attention(device, &attention::OF_F32, out, q, kv, past, problem),
+        (_, KvFormat::F16) => launch_attention(device, &attention::OF_F32_F16, out, q, kv, past, problem),
+        (_, KvFormat::Float16(_)) => {
+            launch_attention(device, &attention::OF_F32_CODED, out, q, kv, past, problem)
+        }
+        (_, KvFormat::Q8_0) => launch_attention(device, &attention::OF_F32_Q8_0, out, q, kv, past, problem),
     }
 }
 
-fn of<Q: DeviceElement, Kv: DeviceElement>(
+fn launch_attention<Q: DeviceElement, Kv: DeviceElement>(
     device: &CudaDevice,
     kernels: &Kernels<Q, Kv>,
     out: TensorMut,
@@ -251,42 +252,10 @@ fn of<Q: DeviceElement, Kv: DeviceElement>(
         v_scales,
     };
     let grid = [splits as u32, kv_heads as u32, groups as u32];
-    // SAFETY: as above. `past` is one number. `partial` has a record for each row and split and is freed after the launch.
+    // SAFETY: the caller has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and that all
+    // tensors are on this stream; a TensorMut overlaps nothing, and tensors in Q8_0 have scales. `past` is one number. `partial` has a record for each row and split and is freed after the launch.
     // `split` gives no more groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
-}
-
-/// The three-pass attention that benches compare with, for contiguous f32.
-pub(crate) fn textbook(
-    device: &CudaDevice,
-    out: TensorMut,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    problem: &Problem,
-) -> Result<()> {
-    let heads = (problem.batch * problem.num_q_heads) as u32;
-    let (q_len, kv_len, head_dim) = (problem.q_len as u32, problem.kv_len as u32, problem.head_dim as u32);
-    if heads * q_len == 0 {
-        return Ok(());
-    }
-    let elements = heads as usize * problem.q_len * problem.kv_len;
-    let scores = DeviceBuffer::uninitialized(device, elements * size_of::<f32>())?;
-    let (group, causal) = (problem.group() as u32, u32::from(problem.causal));
-    let (scale, tiles) = (problem.scale, q_len.div_ceil(TEXTBOOK_TILE));
-    let (out, q, k, v, scores) = (out.ptr(), q.ptr(), k.ptr(), v.ptr(), scores.ptr());
-    let first = Scores { scores, q, k, group, q_len, kv_len, head_dim, scale, causal };
-    let second = Softmax { scores, kv_len };
-    let third = Values { out, scores, v, group, q_len, kv_len, head_dim };
-    // SAFETY: `ops::attention::textbook_into` has checked that all tensors are contiguous f32 of the problem's shapes
-    // on this stream; `scores` has an element for each query and key and is freed after the launches.
-    unsafe {
-        let grid = [kv_len.div_ceil(TEXTBOOK_TILE), tiles, heads];
-        device.launch(&textbook::attention_textbook_scores_f32, grid, &first)?;
-        device.launch(&textbook::attention_textbook_softmax_f32, [heads * q_len, 1, 1], &second)?;
-        let grid = [head_dim.div_ceil(TEXTBOOK_TILE), tiles, heads];
-        device.launch(&textbook::attention_textbook_values_f32, grid, &third)
-    }
 }
 
 #[cfg(test)]

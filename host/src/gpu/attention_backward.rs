@@ -36,12 +36,14 @@ pub(crate) fn attention_backward(
     listed: Option<&Listed>,
 ) -> Result<()> {
     match inputs[0].dtype() {
-        DType::F16 => of(device, &backward::OF_F16, &sparse::OF_F16, outputs, inputs, problem, listed),
-        _ => of(device, &backward::OF_F32, &sparse::OF_F32, outputs, inputs, problem, listed),
+        DType::F16 => {
+            launch_gradients(device, &backward::OF_F16, &sparse::OF_F16, outputs, inputs, problem, listed)
+        }
+        _ => launch_gradients(device, &backward::OF_F32, &sparse::OF_F32, outputs, inputs, problem, listed),
     }
 }
 
-fn of<T: DeviceElement>(
+fn launch_gradients<T: DeviceElement>(
     device: &CudaDevice,
     kernels: &Kernels<T>,
     of_listed: &sparse::Kernels<T>,

@@ -9,12 +9,12 @@ use kernels_gpu::device::flat;
 
 pub(crate) fn cast(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> {
     match x.dtype() {
-        DType::F16 => of(device, &cast_f32_f16, y, x),
-        _ => of(device, &cast_f16_f32, y, x),
+        DType::F16 => launch_cast(device, &cast_f32_f16, y, x),
+        _ => launch_cast(device, &cast_f16_f32, y, x),
     }
 }
 
-fn of<Y: DeviceElement, X: DeviceElement>(
+fn launch_cast<Y: DeviceElement, X: DeviceElement>(
     device: &CudaDevice,
     spec: &KernelSpec<Cast<Y, X>>,
     y: TensorMut,

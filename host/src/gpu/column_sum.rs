@@ -1,6 +1,6 @@
 //! Sums over rows: kernels, and the division of the rows into parts.
 
-use super::{DeviceElement, vectors};
+use super::{DeviceElement, matrix, vectors};
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::{DType, Result, Tensor, TensorMut};
@@ -16,8 +16,8 @@ const BLOCKS_PER_SM: u32 = 8;
 /// The sums of x's columns.
 pub(crate) fn column_sum(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> {
     match x.dtype() {
-        DType::F16 => of(device, &column_sum_f16, y, x, None),
-        _ => of(device, &column_sum_f32, y, x, None),
+        DType::F16 => launch_sums(device, &column_sum_f16, y, x, None),
+        _ => launch_sums(device, &column_sum_f32, y, x, None),
     }
 }
 
@@ -30,20 +30,19 @@ pub(super) fn normed(
     stats: &DeviceBuffer,
 ) -> Result<()> {
     match x.dtype() {
-        DType::F16 => of(device, &column_sum_f16, y, dy, Some((x, stats))),
-        _ => of(device, &column_sum_f32, y, dy, Some((x, stats))),
+        DType::F16 => launch_sums(device, &column_sum_f16, y, dy, Some((x, stats))),
+        _ => launch_sums(device, &column_sum_f32, y, dy, Some((x, stats))),
     }
 }
 
-fn of<T: DeviceElement>(
+fn launch_sums<T: DeviceElement>(
     device: &CudaDevice,
     spec: &KernelSpec<Columns<T>>,
     y: TensorMut,
     x: &Tensor,
     normed: Option<(&Tensor, &DeviceBuffer)>,
 ) -> Result<()> {
-    let (rows, cols) = x.shape().rows_cols();
-    let (rows, cols) = (rows as u32, cols as u32);
+    let [rows, cols] = matrix(x.shape());
     let blocks = cols.div_ceil(WIDTH * vectors::len(size_of::<T>()));
     let part_rows = part_rows(rows, blocks, device.properties().multiprocessors);
     let parts = rows.div_ceil(part_rows).max(1);

@@ -11,7 +11,6 @@ use cuda_std::KernelSpec;
 use kernels_gpu::float16::Float16;
 use kernels_gpu::matmul::reduce::{self, Reduce};
 use kernels_gpu::matmul::regtile::{AnyStrides, Tile};
-use kernels_gpu::matmul::textbook::Textbook;
 use kernels_gpu::matmul::vector::{self, Nn, Nt};
 use kernels_gpu::matmul::{Kernels, OF_E4, OF_E8, OF_F16, OF_F32, OF_MIXED};
 use select::{Kernel, Layouts, Plan, Query, Types, select};
@@ -187,6 +186,9 @@ pub(crate) fn linear(
     let w = w.swap_dims(0, 1)?;
     let mut p = Problem::new(y.layout(), x.layout(), w.layout());
     p.n = w.dims()[1]; // y has half as many, if gated
+    // both are contiguous, but a dimension of one entry may have any stride, and only one layout has kernels with an activation
+    p.a = MatrixStrides { row: p.k, column: 1 };
+    p.b = MatrixStrides { row: 1, column: p.k };
     if p.is_empty() {
         return Ok(());
     }
@@ -266,7 +268,7 @@ fn launch<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
         value: format!("{:?}", options.variant),
         reason: "its kernels can't do this shape, layout or type".into(),
     };
-    let table = table::of(device.properties())?;
+    let table = table::for_card(device.properties())?;
     let plan = select(table, &q, options.variant, options.splits).ok_or_else(unsupported)?;
     let elements = plan.splits as usize * batch as usize * m as usize * n as usize;
     let scratch = match plan.splits {
@@ -303,142 +305,125 @@ fn run<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     let &Fused { alpha, beta, bias, residual, norm, eps, activation } = fused;
     let addend = residual.unwrap_or(c);
 
-    // SAFETY: `ops::matmul_into` has checked types, shapes and streams, and that every dimension times its stride stays
-    // inside tensors of less than 2³¹ elements. A TensorMut overlaps nothing. `ops::linear_into` has checked the prologue
-    // and the epilogue: a residual has c's layout. `select` gives a kernel for the layouts and the alignment that `query`
-    // found, and splits that cover k, none of them empty. The scratch memory has room for all partial sums and is freed
-    // after the launches.
-    unsafe {
-        match plan.kernel {
-            Kernel::Textbook => {
-                let Some(spec) = kernels.textbook else { return Ok(None) };
-                let parameters = Textbook {
-                    c,
-                    a,
-                    b,
-                    m,
-                    n,
-                    k,
-                    row_a,
-                    col_a,
-                    row_b,
-                    col_b,
-                    ldc,
-                    stride_a,
-                    stride_b,
-                    stride_c,
-                    alpha,
-                    beta,
-                };
-                device.launch(&spec, grid, &parameters)?;
-            }
-            Kernel::Tile(size, layouts) => {
-                let Some(spec) = kernels.tiles[size as usize][layouts as usize] else { return Ok(None) };
-                let parameters = Tile {
-                    c,
-                    a,
-                    b,
-                    partial,
-                    m,
-                    n,
-                    k,
-                    lda: if layouts == Layouts::Tn { col_a } else { row_a },
-                    ldb: if layouts == Layouts::Nt { col_b } else { row_b },
-                    ldc,
-                    stride_a,
-                    stride_b,
-                    stride_c,
-                    k_chunk,
-                    alpha,
-                    beta,
-                    bias,
-                    addend,
-                };
-                device.launch(&spec, grid, &parameters)?;
-            }
-            Kernel::Strided => {
-                let Some(spec) = kernels.strided else { return Ok(None) };
-                let parameters = AnyStrides {
-                    c,
-                    a,
-                    b,
-                    partial,
-                    m,
-                    n,
-                    k,
-                    row_a,
-                    col_a,
-                    row_b,
-                    col_b,
-                    ldc,
-                    stride_a,
-                    stride_b,
-                    stride_c,
-                    k_chunk,
-                    alpha,
-                    beta,
-                    bias,
-                    addend,
-                };
-                device.launch(&spec, grid, &parameters)?;
-            }
-            Kernel::VectorNt(rows) => {
-                let Some(spec) = kernels.vector_nt[rows as usize] else { return Ok(None) };
-                let aligned = from_a.is_aligned(row_a as usize, 16 / size_of::<A>())
-                    && from_b.is_aligned(col_b as usize, 16 / size_of::<B>())
-                    && (norm as usize).is_multiple_of(16);
-                let parameters = Nt {
-                    c,
-                    a,
-                    b,
-                    partial,
-                    m,
-                    n,
-                    k,
-                    lda: row_a,
-                    ldb: col_b,
-                    ldc,
-                    stride_a,
-                    stride_b,
-                    stride_c,
-                    k_chunk,
-                    alpha,
-                    beta,
-                    bias,
-                    addend,
-                    aligned: u32::from(aligned),
-                    norm,
-                    eps,
-                    activation,
-                    log_parts: plan.log_parts,
-                };
-                device.launch(&spec, grid, &parameters)?;
-            }
-            Kernel::VectorNn => {
-                let Some(spec) = kernels.vector_nn else { return Ok(None) };
-                let aligned = from_b.is_aligned(row_b as usize, 4) && n.is_multiple_of(4);
-                let parameters = Nn {
-                    c,
-                    a,
-                    b,
-                    partial,
-                    m,
-                    n,
-                    k,
-                    ldb: row_b,
-                    ldc,
-                    stride_a,
-                    stride_b,
-                    stride_c,
-                    k_chunk,
-                    alpha,
-                    beta,
-                    bias,
-                    addend,
-                    aligned: u32::from(aligned),
-                };
-                device.launch(&spec, grid, &parameters)?;
-            }
+    match plan.kernel {
+        Kernel::Tile(size, layouts) => {
+            let Some(spec) = kernels.tiles[size as usize][layouts as usize] else { return Ok(None) };
+            let parameters = Tile {
+                c,
+                a,
+                b,
+                partial,
+                m,
+                n,
+                k,
+                lda: if layouts == Layouts::Tn { col_a } else { row_a },
+                ldb: if layouts == Layouts::Nt { col_b } else { row_b },
+                ldc,
+                stride_a,
+                stride_b,
+                stride_c,
+                k_chunk,
+                alpha,
+                beta,
+                bias,
+                addend,
+            };
+            // SAFETY: `ops::matmul_into` has checked types, shapes, streams and spans, `ops::linear_into` the bias and the residual,
+            // which has c's layout. `select` gives this kernel for the layouts and the alignment that `query` found, and splits that
+            // cover k, none of them empty. `partial` has room for all partial sums and is freed after the launches.
+            unsafe { device.launch(&spec, grid, &parameters)? };
+        }
+        Kernel::Strided => {
+            let Some(spec) = kernels.strided else { return Ok(None) };
+            let parameters = AnyStrides {
+                c,
+                a,
+                b,
+                partial,
+                m,
+                n,
+                k,
+                row_a,
+                col_a,
+                row_b,
+                col_b,
+                ldc,
+                stride_a,
+                stride_b,
+                stride_c,
+                k_chunk,
+                alpha,
+                beta,
+                bias,
+                addend,
+            };
+            // SAFETY: `ops::matmul_into` has checked types, shapes, streams and spans, `ops::linear_into` the bias and the residual,
+            // which has c's layout; the kernel takes any strides. The splits cover k, none of them is empty, and `partial` has room
+            // for all partial sums and is freed after the launches.
+            unsafe { device.launch(&spec, grid, &parameters)? };
+        }
+        Kernel::VectorNt(rows) => {
+            let Some(spec) = kernels.vector_nt[rows as usize] else { return Ok(None) };
+            let aligned = from_a.is_aligned(row_a as usize, 16 / size_of::<A>())
+                && from_b.is_aligned(col_b as usize, 16 / size_of::<B>())
+                && (norm as usize).is_multiple_of(16);
+            let parameters = Nt {
+                c,
+                a,
+                b,
+                partial,
+                m,
+                n,
+                k,
+                lda: row_a,
+                ldb: col_b,
+                ldc,
+                stride_a,
+                stride_b,
+                stride_c,
+                k_chunk,
+                alpha,
+                beta,
+                bias,
+                addend,
+                aligned: u32::from(aligned),
+                norm,
+                eps,
+                activation,
+                log_parts: plan.log_parts,
+            };
+            // SAFETY: `ops::matmul_into` has checked types, shapes, streams and spans, `ops::linear_into` the norm's weights, the bias
+            // and the residual, which has c's layout. `select` gives this kernel for rows of a and b that are contiguous, and
+            // `aligned` says where they begin. `partial` has room for the splits' sums and is freed after the launches.
+            unsafe { device.launch(&spec, grid, &parameters)? };
+        }
+        Kernel::VectorNn => {
+            let Some(spec) = kernels.vector_nn else { return Ok(None) };
+            let aligned = from_b.is_aligned(row_b as usize, 4) && n.is_multiple_of(4);
+            let parameters = Nn {
+                c,
+                a,
+                b,
+                partial,
+                m,
+                n,
+                k,
+                ldb: row_b,
+                ldc,
+                stride_a,
+                stride_b,
+                stride_c,
+                k_chunk,
+                alpha,
+                beta,
+                bias,
+                addend,
+                aligned: u32::from(aligned),
+            };
+            // SAFETY: `ops::matmul_into` has checked types, shapes, streams and spans, `ops::linear_into` the bias and the residual,
+            // which has c's layout. `select` gives this kernel for rows of b that are contiguous, and `aligned` says where they
+            // begin. `partial` has room for the splits' sums and is freed after the launches.
+            unsafe { device.launch(&spec, grid, &parameters)? };
         }
     }
     Ok(Some(()))
@@ -459,7 +444,7 @@ fn add_parts<A, B, C: DeviceElement>(
     let (ldc, stride_c) = (to.strides.row as u32, to.batch as u32);
     let parameters = Reduce { c, partial, m, n, ldc, stride_c, splits, alpha, beta, bias, addend };
     let blocks = (m as usize * n as usize).div_ceil(reduce::THREADS as usize) as u32;
-    // SAFETY: as in `run`. The previous launch on the same stream has written the partial sums. With no splits none are
-    // read.
+    // SAFETY: `ops::matmul_into` has checked types, shapes, streams and spans, and `ops::linear_into` the bias and the residual.
+    // The previous launch on the same stream has written the partial sums; with no splits none are read.
     unsafe { device.launch(spec, [blocks, 1, batch], &parameters) }
 }

@@ -1,11 +1,12 @@
 //! Gradients of the norms: kernels and grids.
 
-use super::rows::Kernels;
+use super::rows::launch;
 use super::{DeviceElement, column_sum, vectors};
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::{DType, Result, Tensor, TensorMut};
-use kernels_gpu::norm_backward::{self as kernels, Rows};
+use kernels_gpu::device::rows::RowKernels;
+use kernels_gpu::norm_backward::{self as kernels, NormBackward};
 
 /// The gradient of layer norm, or of RMS norm.
 pub(crate) fn backward(
@@ -13,28 +14,25 @@ pub(crate) fn backward(
     is_layer_norm: bool,
     dx: TensorMut,
     [dweight, dbias]: [Option<TensorMut>; 2],
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
+    inputs: [&Tensor; 3],
     eps: f32,
 ) -> Result<()> {
+    let [dy, x, _] = inputs;
     match (x.dtype(), is_layer_norm) {
-        (DType::F16, false) => of(device, &kernels::RMS_F16, dx, dweight, dy, x, weight, eps),
-        (_, false) => of(device, &kernels::RMS_F32, dx, dweight, dy, x, weight, eps),
-        (DType::F16, true) => of(device, &kernels::LAYER_F16, dx, dweight, dy, x, weight, eps),
-        _ => of(device, &kernels::LAYER_F32, dx, dweight, dy, x, weight, eps),
+        (DType::F16, false) => launch_norm(device, &kernels::RMS_F16, dx, dweight, inputs, eps),
+        (_, false) => launch_norm(device, &kernels::RMS_F32, dx, dweight, inputs, eps),
+        (DType::F16, true) => launch_norm(device, &kernels::LAYER_F16, dx, dweight, inputs, eps),
+        _ => launch_norm(device, &kernels::LAYER_F32, dx, dweight, inputs, eps),
     }?;
     dbias.map_or(Ok(()), |dbias| column_sum::column_sum(device, dbias, dy))
 }
 
-fn of<T: DeviceElement>(
+fn launch_norm<T: DeviceElement>(
     device: &CudaDevice,
-    &kernels::Kernels { warp, block }: &kernels::Kernels<T>,
+    kernels: &RowKernels<NormBackward<T>>,
     dx: TensorMut,
     dweight: Option<TensorMut>,
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
+    [dy, x, weight]: [&Tensor; 3],
     eps: f32,
 ) -> Result<()> {
     let (rows, cols) = x.shape().rows_cols();
@@ -45,12 +43,10 @@ fn of<T: DeviceElement>(
         let addresses = [dx as u64, dy as u64, x as u64, weight as u64];
         let vectors = u32::from(vectors::rows_aligned(cols, size_of::<T>(), &addresses));
         let stats = stats.ptr();
-        let parameters = |lanes| Rows { dx, stats, dy, x, weight, rows, cols, eps, vectors, lanes };
+        let parameters = |lanes| NormBackward { dx, stats, dy, x, weight, rows, cols, eps, vectors, lanes };
         // SAFETY: `ops` has checked that dx, dy and x are contiguous [rows, cols] and the weight [cols] of the kernel's type on this
         // stream, of less than 2³¹ elements, and a TensorMut overlaps nothing; `stats` has two numbers for each row.
-        unsafe {
-            Kernels { warp, block, few: block, stream: block }.launch(device, (rows, cols), parameters)?;
-        }
+        unsafe { launch(device, kernels, [rows, cols], parameters)? };
     }
     dweight.map_or(Ok(()), |dweight| column_sum::normed(device, dweight, dy, x, &stats))
 }

@@ -73,7 +73,8 @@ pub(crate) fn sgd(device: &CudaDevice, tensors: &mut [SgdTensor], options: &Sgd)
         root: 0.0,
         eps: 0.0,
     };
-    // SAFETY: as above, by `ops::sgd_step`.
+    // SAFETY: `ops::sgd_step` has checked that the tensors of each line are f32, contiguous, of one size and on this stream, and
+    // that nothing else refers to those that are written. The table has a line for each chunk and is freed after the launch.
     unsafe { device.launch(&sgd_f32, [chunks, 1, 1], &step) }
 }
 
@@ -86,7 +87,8 @@ pub(crate) fn squared_norm(device: &CudaDevice, tensors: &[&Tensor]) -> Result<f
     let (table, chunks) = table.upload(device)?;
     let sums = Tensor::of_buffer(DeviceBuffer::uninitialized(device, chunks as usize * size_of::<f32>())?)?;
     let sums_at = sums.ptr::<u32>().cast_mut().cast();
-    // SAFETY: as above, by `ops::squared_norm`; `sums` has an element for each chunk, and nothing else refers to it.
+    // SAFETY: `ops::squared_norm` has checked that the tensors are f32, contiguous and on this stream. The table has a line for
+    // each chunk; `sums` has an element for each chunk, and nothing else refers to it.
     unsafe {
         let norm = Norm { sums: sums_at, chunks: table.ptr::<u32>().cast() };
         device.launch(&squared_norm_f32, [chunks, 1, 1], &norm)?;

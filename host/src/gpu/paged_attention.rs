@@ -59,8 +59,7 @@ pub(crate) fn each(
     mut out: TensorMut,
     q: &Tensor,
     kv: [KvView; 2],
-    tables: &Tensor,
-    lens: &Tensor,
+    [tables, lens]: [&Tensor; 2],
     last_row: u32,
     problem: &Problem,
 ) -> Result<()> {
@@ -74,7 +73,7 @@ pub(crate) fn each(
             let (q, tables, lens) =
                 (q.narrow(0, start, batch)?, tables.narrow(0, start, batch)?, lens.narrow(0, start, batch)?);
             let out = out.reborrow().narrow(0, start, batch)?;
-            launch_each(device, kernels, out, &q, kv, [&tables, &lens], last_row, &Problem { batch, ..*problem })?;
+            launch_each(device, kernels, out, (&q, kv), [&tables, &lens], last_row, &Problem { batch, ..*problem })?;
         }
         Ok(())
     })
@@ -84,8 +83,7 @@ fn launch_each<Kv: DeviceElement>(
     device: &CudaDevice,
     kernels: &Kernels<Kv>,
     out: TensorMut,
-    q: &Tensor,
-    kv: [KvView; 2],
+    (q, kv): (&Tensor, [KvView; 2]),
     [tables, lens]: [&Tensor; 2],
     last_row: u32,
     problem: &Problem,
@@ -146,15 +144,14 @@ pub(crate) fn one(
     last_row: u32,
     problem: &Problem,
 ) -> Result<()> {
-    with_kernels!(kv[0].format, kernels => launch_one(device, kernels, out, q, kv, table, last_row, problem))
+    with_kernels!(kv[0].format, kernels => launch_one(device, kernels, out, (q, kv), table, last_row, problem))
 }
 
 fn launch_one<Kv: DeviceElement>(
     device: &CudaDevice,
     kernels: &Kernels<Kv>,
     out: TensorMut,
-    q: &Tensor,
-    kv: [KvView; 2],
+    (q, kv): (&Tensor, [KvView; 2]),
     table: &Tensor,
     last_row: u32,
     problem: &Problem,

@@ -44,7 +44,7 @@ struct Loop {
 }
 
 impl Loop {
-    fn of(kernel: &str) -> Option<Self> {
+    fn find(kernel: &str) -> Option<Self> {
         let row = include_str!("probe_loops.csv")
             .lines()
             .find_map(|line| line.strip_prefix(kernel)?.strip_prefix(','));
@@ -77,7 +77,7 @@ impl Probe {
         match self.cost {
             Cost::Latency(clocks) => (clocks, None),
             Cost::Rate { unit } => {
-                let slots = Loop::of(self.kernel.name).map(|found| found.slots / found.count(self.opcode));
+                let slots = Loop::find(self.kernel.name).map(|found| found.slots / found.count(self.opcode));
                 (slots.map_or(unit, |slots| unit.max(slots * SLOT)), slots)
             }
         }
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn machine_code_has_the_probed_instructions() {
         for probe in PROBES {
-            let found = Loop::of(probe.kernel.name).expect(probe.id);
+            let found = Loop::find(probe.kernel.name).expect(probe.id);
             let rounds = found.count(probe.opcode) / probe.count as f64;
             assert!([1.0, 2.0, 4.0].contains(&rounds), "{}: {rounds} rounds in a loop", probe.id);
             // the pass of the loop itself

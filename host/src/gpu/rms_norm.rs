@@ -1,10 +1,10 @@
 //! RMS norm: kernel and grid.
 
-use super::rows::Kernels;
-use super::{DeviceElement, vectors};
+use super::rows::launch;
+use super::{by_dtype, matrix, vectors};
 use crate::cuda::CudaDevice;
-use crate::{DType, Result, Tensor, TensorMut};
-use kernels_gpu::rms_norm::{self, Rows, Textbook, rms_norm_textbook_f32};
+use crate::{Result, Tensor, TensorMut};
+use kernels_gpu::rms_norm::{self, RmsNorm};
 
 pub(crate) fn rms_norm(
     device: &CudaDevice,
@@ -13,57 +13,19 @@ pub(crate) fn rms_norm(
     weight: &Tensor,
     eps: f32,
 ) -> Result<()> {
-    match x.dtype() {
-        DType::F16 => of(device, &rms_norm::OF_F16, y, x, weight, eps),
-        _ => of(device, &rms_norm::OF_F32, y, x, weight, eps),
-    }
-}
-
-fn of<T: DeviceElement>(
-    device: &CudaDevice,
-    kernels: &rms_norm::Kernels<T>,
-    y: TensorMut,
-    x: &Tensor,
-    weight: &Tensor,
-    eps: f32,
-) -> Result<()> {
-    let (rows, cols) = x.shape().rows_cols();
-    let (rows, cols) = (rows as u32, cols as u32);
-    if cols == 0 {
-        return Ok(());
-    }
-    let (y, x, weight) = (y.ptr::<T>(), x.ptr::<T>(), weight.ptr::<T>());
-    let vectors = vectors::rows_aligned(cols, size_of::<T>(), &[y as u64, x as u64, weight as u64]);
-    let vectors = u32::from(vectors);
-    let &rms_norm::Kernels { warp, block, few, stream } = kernels;
-    // SAFETY: `ops::rms_norm_into` has checked that x and y are contiguous [rows, cols] and the weight [cols] of
-    // the kernel's type on this stream, of less than 2³¹ elements, and a TensorMut overlaps nothing; cols > 0.
-    unsafe {
-        Kernels { warp, block, few, stream }.launch(device, (rows, cols), |lanes| Rows {
-            y,
-            x,
-            weight,
-            rows,
-            cols,
-            eps,
-            vectors,
-            lanes,
-        })
-    }
-}
-
-/// The textbook kernel, for benches.
-pub(crate) fn textbook(
-    device: &CudaDevice,
-    y: TensorMut,
-    x: &Tensor,
-    weight: &Tensor,
-    eps: f32,
-) -> Result<()> {
-    let (rows, cols) = x.shape().rows_cols();
-    let cols = cols as u32;
-    let parameters = Textbook { y: y.ptr(), x: x.ptr(), weight: weight.ptr(), cols, eps };
-    // SAFETY: `ops::textbook::rms_norm_into` has checked that all tensors are contiguous f32 of the shapes the kernel asks for,
-    // on one stream.
-    unsafe { device.launch(&rms_norm_textbook_f32, [rows as u32, 1, 1], &parameters) }
+    by_dtype!(x.dtype(), T, kernels = [rms_norm::OF_F32, rms_norm::OF_F16] => {
+        let [rows, cols] = matrix(x.shape());
+        if cols == 0 {
+            return Ok(());
+        }
+        let (y, x, weight) = (y.ptr::<T>(), x.ptr::<T>(), weight.ptr::<T>());
+        let vectors = vectors::rows_aligned(cols, size_of::<T>(), &[y as u64, x as u64, weight as u64]);
+        let vectors = u32::from(vectors);
+        let parameters = |lanes| RmsNorm { y, x, weight, rows, cols, eps, vectors, lanes };
+        // SAFETY: `ops::rms_norm_into` has checked that x and y are contiguous [rows, cols] and the weight [cols] of
+        // the kernel's type on this stream, of less than 2³¹ elements, and a TensorMut overlaps nothing; cols > 0.
+        unsafe {
+            launch(device, kernels, [rows, cols], parameters)
+        }
+    })
 }

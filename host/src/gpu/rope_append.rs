@@ -26,7 +26,7 @@ pub(crate) fn rope_append(
     macro_rules! run {
         ($one:expr, $each:expr, $exponent_bits:expr) => {{
             let spec = if at.dims().len() == 1 { &$one } else { &$each };
-            of(device, spec, outputs, qkv, angles, norms, at, $exponent_bits)
+            launch_append(device, (spec, $exponent_bits), outputs, qkv, angles, norms, at)
         }};
     }
     match (qkv.dtype(), k.format) {
@@ -38,15 +38,14 @@ pub(crate) fn rope_append(
     }
 }
 
-fn of<T: DeviceElement, KV: Copy, S: Copy>(
+fn launch_append<T: DeviceElement, KV: Copy, S: Copy>(
     device: &CudaDevice,
-    spec: &KernelSpec<Append<T, KV, S>>,
+    (spec, exponent_bits): (&KernelSpec<Append<T, KV, S>>, u32),
     Outputs { q, k, v }: Outputs,
     qkv: &Tensor,
     [cos, sin]: [&Tensor; 2],
     norms: Option<HeadNorms>,
     at: &Tensor,
-    exponent_bits: u32,
 ) -> Result<()> {
     let [rows, all_heads, dim] = [0, 1, 2].map(|d| qkv.dims()[d] as u32);
     if qkv.shape().elements() == 0 {

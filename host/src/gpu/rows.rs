@@ -4,51 +4,44 @@ use super::vectors;
 use crate::Result;
 use crate::cuda::CudaDevice;
 use cuda_std::{KernelParams, KernelSpec};
-use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, row_lanes, row_threads};
+use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, RowKernels, row_lanes, row_threads};
 
 /// The number of rows per multiprocessor that counts as few: all of them are resident at once.
 const FEW_PER_SM: u32 = 8;
 
-/// An op's kernels for short, medium and long rows of one element type. All have the same parameters.
-pub(super) struct Kernels<P> {
-    pub warp: KernelSpec<P>,
-    pub block: KernelSpec<P>,
-    /// As `block`, for so few rows that the weights are not yet in a cache.
-    pub few: KernelSpec<P>,
-    pub stream: KernelSpec<P>,
+/// The kernel for this number of rows of this length.
+fn for_rows<P: KernelParams>(
+    kernels: &RowKernels<P>,
+    [rows, cols]: [u32; 2],
+    multiprocessors: u32,
+) -> KernelSpec<P> {
+    if cols <= MAX_WARP_COLS {
+        kernels.warp
+    } else if cols <= MAX_BLOCK_COLS {
+        let few = rows <= FEW_PER_SM * multiprocessors;
+        if few { kernels.few } else { kernels.block }.of_threads(row_threads(cols))
+    } else {
+        kernels.stream
+    }
 }
 
-impl<P: KernelParams> Kernels<P> {
-    /// The kernel for this number of rows of this length.
-    fn for_rows(&self, (rows, cols): (u32, u32), multiprocessors: u32) -> KernelSpec<P> {
-        if cols <= MAX_WARP_COLS {
-            self.warp
-        } else if cols <= MAX_BLOCK_COLS {
-            let few = rows <= FEW_PER_SM * multiprocessors;
-            if few { self.few } else { self.block }.of_threads(row_threads(cols))
-        } else {
-            self.stream
-        }
-    }
-
-    /// Launches it. `parameters` is called with the number of lanes per row, which only the warp kernels read.
-    ///
-    /// # Safety
-    /// As [`CudaDevice::launch`], except that this function ensures the length of rows and the grid.
-    pub unsafe fn launch(
-        &self,
-        device: &CudaDevice,
-        (rows, cols): (u32, u32),
-        parameters: impl Fn(u32) -> P,
-    ) -> Result<()> {
-        let spec = self.for_rows((rows, cols), device.properties().multiprocessors);
-        // SAFETY: the pointers hold by this function's contract. The kernel was chosen for this length of rows, and the grid
-        // has a block for each row.
-        unsafe {
-            match cols {
-                ..=MAX_WARP_COLS => launch_warps(device, &spec, (rows, cols), parameters),
-                _ => device.launch(&spec, [rows, 1, 1], &parameters(32)),
-            }
+/// Launches a row op. `parameters` is called with the number of lanes per row, which only the warp kernels read.
+///
+/// # Safety
+/// As [`CudaDevice::launch`], except that this function ensures the length of rows and the grid.
+pub(super) unsafe fn launch<P: KernelParams>(
+    device: &CudaDevice,
+    kernels: &RowKernels<P>,
+    [rows, cols]: [u32; 2],
+    parameters: impl Fn(u32) -> P,
+) -> Result<()> {
+    let spec = for_rows(kernels, [rows, cols], device.properties().multiprocessors);
+    // SAFETY: the pointers hold by this function's contract. The kernel was chosen for this length of rows, and the grid
+    // has a block for each row.
+    unsafe {
+        match cols {
+            ..=MAX_WARP_COLS => launch_warps(device, &spec, [rows, cols], parameters),
+            _ => device.launch(&spec, [rows, 1, 1], &parameters(32)),
         }
     }
 }
@@ -73,7 +66,7 @@ fn lanes(rows: u32, cols: u32, multiprocessors: u32) -> u32 {
 pub(super) unsafe fn launch_warps<P: KernelParams>(
     device: &CudaDevice,
     spec: &KernelSpec<P>,
-    (rows, cols): (u32, u32),
+    [rows, cols]: [u32; 2],
     parameters: impl Fn(u32) -> P,
 ) -> Result<()> {
     let lanes = lanes(rows, cols, device.properties().multiprocessors);
@@ -108,16 +101,12 @@ mod tests {
     use super::*;
     use kernels_gpu::softmax;
 
-    const KERNELS: Kernels<softmax::Rows<f32>> = Kernels {
-        warp: softmax::OF_F32.warp,
-        block: softmax::OF_F32.block,
-        few: softmax::OF_F32.wide, // any other
-        stream: softmax::OF_F32.stream,
-    };
+    const KERNELS: RowKernels<softmax::Softmax<f32>> =
+        RowKernels { few: softmax::OF_F32.wide, ..softmax::OF_F32.rows }; // any other
 
     #[test]
     fn the_kernel_follows_the_length_of_rows_and_their_number() {
-        let kernel = |rows, cols| KERNELS.for_rows((rows, cols), 20);
+        let kernel = |rows, cols| for_rows(&KERNELS, [rows, cols], 20);
         assert_eq!(kernel(1, 1), KERNELS.warp);
         assert_eq!(kernel(999, MAX_WARP_COLS), KERNELS.warp);
         assert_eq!(kernel(999, MAX_WARP_COLS + 1), KERNELS.block.of_threads(128));

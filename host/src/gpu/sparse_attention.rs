@@ -138,13 +138,13 @@ pub(crate) fn attention(
         return Ok(());
     }
     match (q.dtype(), k.dtype()) {
-        (DType::F16, _) => of(device, &sparse::OF_F16, out, q, [k, v], problem, lists),
-        (_, DType::F16) => of(device, &sparse::OF_F32_F16, out, q, [k, v], problem, lists),
-        _ => of(device, &sparse::OF_F32, out, q, [k, v], problem, lists),
+        (DType::F16, _) => launch_sparse(device, &sparse::OF_F16, out, q, [k, v], problem, lists),
+        (_, DType::F16) => launch_sparse(device, &sparse::OF_F32_F16, out, q, [k, v], problem, lists),
+        _ => launch_sparse(device, &sparse::OF_F32, out, q, [k, v], problem, lists),
     }
 }
 
-fn of<Q: DeviceElement, Kv: DeviceElement>(
+fn launch_sparse<Q: DeviceElement, Kv: DeviceElement>(
     device: &CudaDevice,
     kernels: &Kernels<Q, Kv>,
     out: TensorMut,
@@ -238,7 +238,8 @@ fn prefill<Q: Copy, Kv: Copy>(
     let (partial, splits) = (partial.ptr(), splits.ptr());
     let parameters = Combine { out, partial, splits, out_strides, slots, sharing, q_len, head_dim, d };
     let grid = [num_splits, columns as u32, queries as u32];
-    // SAFETY: as above; the previous launches on this stream have written all records.
+    // SAFETY: `ops::sparse_attention_into` has checked the output's shape, strides, alignment and stream; a TensorMut overlaps
+    // nothing. `PrefillLists` made the splits for these lengths, and `partial` lives until after the launch. The previous launches on this stream have written all records.
     unsafe { device.launch(&kernels.combine, grid, &parameters) }
 }
 
@@ -284,7 +285,8 @@ fn decode<Q: Copy, Kv: Copy>(
         scale_log2: scale_log2(problem),
     };
     let grid = [splits as u32, (problem.batch * units) as u32, groups as u32];
-    // SAFETY: as in `prefill`, with `DecodeLists`. The units are a multiple of both kinds of heads, which was checked.
+    // SAFETY: `ops::sparse_attention_into` has checked types, shapes, alignment, spans below 2³¹, that lengths and heads are the
+    // mask's and that all tensors are on this stream; a TensorMut overlaps nothing. `DecodeLists` made the lists. The units are a multiple of both kinds of heads, which was checked.
     // `split` gives no more groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }

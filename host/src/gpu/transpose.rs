@@ -6,8 +6,8 @@ use crate::problem::transpose::matrices;
 use crate::{Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::transpose::{
-    TEXTBOOK_TILE, TILE, Transpose, sector_tiles, transpose_pairs_b16, transpose_textbook_f32,
-    transpose_tile_b16, transpose_tile_b32, transpose_vectors_b32,
+    TILE, Transpose, sector_tiles, transpose_pairs_b16, transpose_tile_b16, transpose_tile_b32,
+    transpose_vectors_b32,
 };
 
 pub(crate) fn transpose(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> {
@@ -30,7 +30,8 @@ pub(super) fn tiles(
     cols: u32,
     size: usize,
 ) -> Result<()> {
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller has checked that both are contiguous, of this element size and on this stream, of less than 2³¹ elements,
+    // and that they do not overlap.
     unsafe {
         match size {
             2 => launch(device, &of_2_bytes([y, x], rows, cols), y, x, batch, rows, cols),
@@ -71,16 +72,6 @@ fn of_2_bytes([y, x]: [u64; 2], rows: u32, cols: u32) -> KernelSpec<Transpose<u1
 fn of_4_bytes([y, x]: [u64; 2], rows: u32, cols: u32) -> KernelSpec<Transpose<u32>> {
     let whole = |n: u32, address: u64| n.is_multiple_of(4) && address.is_multiple_of(16);
     if whole(rows, y) && whole(cols, x) { transpose_vectors_b32 } else { transpose_tile_b32 }
-}
-
-/// The textbook kernel, for benches.
-pub(crate) fn textbook(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> {
-    let (batch, rows, cols) = matrices(x.shape());
-    let (batch, rows, cols) = (batch as u32, rows as u32, cols as u32);
-    let grid = [cols.div_ceil(TEXTBOOK_TILE), rows.div_ceil(TEXTBOOK_TILE), batch];
-    // SAFETY: `ops::textbook::transpose_into` has checked that all tensors are contiguous f32 of the shapes the kernel asks for,
-    // on one stream.
-    unsafe { device.launch(&transpose_textbook_f32, grid, &Transpose { y: y.ptr(), x: x.ptr(), rows, cols }) }
 }
 
 #[cfg(test)]

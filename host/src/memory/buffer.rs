@@ -2,12 +2,14 @@
 
 use super::adaptor::{Entry, Recorder};
 use super::device::{DevicePool, StreamHandle, pool_for};
-use crate::cuda::{CudaDevice, Kept, check};
+use crate::cuda::{CudaDevice, Kept, check, conceal, expose};
 use crate::mutation::{Wait, left_out};
 use crate::{Element, Error, Result};
 use cust::sys;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLockReadGuard};
 
 /// Device memory that belongs to one stream: work queued on it may use the memory from the allocation on, and reuse it after
@@ -26,6 +28,8 @@ struct Allocation {
     source: Source,
     address: u64,
     bytes: usize,
+    /// Whether [`DeviceBuffer::address`] has told the address.
+    is_exposed: AtomicBool,
 }
 
 /// Where the memory is allocated and freed.
@@ -96,7 +100,7 @@ impl DeviceBuffer {
             traced(|trace| trace.allocated(address, bytes, &stream));
         }
         let source = Source::Pool { pool, stream };
-        Ok(Self { device: device.clone(), memory: Arc::new(Allocation { source, address, bytes }) })
+        Ok(Self { device: device.clone(), memory: Arc::new(Allocation::new(source, address, bytes)) })
     }
 
     /// Memory of another library. In the order of the device's stream it is valid until `owner` is dropped. That happens
@@ -111,7 +115,7 @@ impl DeviceBuffer {
         bytes: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        let memory = Allocation { source: Source::Foreign(owner), address, bytes };
+        let memory = Allocation::new(Source::Foreign(owner), address, bytes);
         Self { device: device.clone(), memory: Arc::new(memory) }
     }
 
@@ -123,7 +127,7 @@ impl DeviceBuffer {
     pub(crate) unsafe fn seen_from(&self, device: &CudaDevice) -> Self {
         let (address, bytes) = (self.memory.address, self.memory.bytes);
         let of = Self { device: self.device.clone(), memory: Arc::clone(&self.memory) };
-        let memory = Allocation { source: Source::Peer(of), address, bytes };
+        let memory = Allocation::new(Source::Peer(of), address, bytes);
         Self { device: device.clone(), memory: Arc::new(memory) }
     }
 
@@ -160,13 +164,23 @@ impl DeviceBuffer {
         &self.device
     }
 
-    /// The device address of its first byte.
-    ///
-    /// While the stream is being captured, this call adds the memory to the objects that the graph keeps alive.
+    /// The device address of its first byte. A graph that captures a launch with this address, or one inside the buffer, keeps the
+    /// memory.
     pub fn address(&self) -> u64 {
+        if self.memory.bytes > 0 && !self.memory.is_exposed.swap(true, Ordering::Relaxed) {
+            let memory: Kept = self.memory.clone();
+            let start = self.memory.address;
+            expose(start..start + self.memory.bytes as u64, &memory);
+        }
+        self.address_to_queue()
+    }
+
+    /// The device address of its first byte, for work that is queued before this buffer is dropped. While the stream is being
+    /// captured, this call adds the memory to the objects that the graph keeps alive.
+    pub(crate) fn address_to_queue(&self) -> u64 {
         let stream = self.device.stream();
         if let Source::Peer(of) = &self.memory.source {
-            return of.address(); // a graph over both devices keeps what it keeps of the other's
+            return of.address_to_queue(); // a graph over both devices keeps what it keeps of the other's
         }
         if stream.is_capturing() {
             // memory that the capture itself allocated stays with the graph in any case, and may be reused within it
@@ -234,16 +248,15 @@ impl DeviceBuffer {
             return self.queue_copy(offset, source, at, bytes);
         }
         let (written, copied) = (from.event()?, to.event()?);
-        from.stream().locked(|from| written.record(from))?;
+        written.record(from.stream())?;
         if !left_out(Wait::CopyAfterWriter) {
-            to.stream().locked(|to| to.wait(&written))?;
+            to.stream().wait(&written)?;
         }
         self.queue_copy(offset, source, at, bytes)?;
         if left_out(Wait::WriterAfterCopy) {
             return Ok(());
         }
-        let recorded = to.stream().locked(|to| copied.record(to));
-        let ordered = recorded.and_then(|()| from.stream().locked(|from| from.wait(&copied)));
+        let ordered = copied.record(to.stream()).and_then(|()| from.stream().wait(&copied));
         if ordered.is_err() {
             to.stream().synchronize()?; // the source may be freed after the return
         }
@@ -297,11 +310,11 @@ impl DeviceBuffer {
     pub(crate) fn fill_elements<T: Element>(&mut self, value: T) -> Result<()> {
         match *bytemuck::bytes_of(&value) {
             [a, b] => self.queue_fill("cuMemsetD16Async", |address, bytes, stream| {
-                // SAFETY: as above, and allocations are 256-byte aligned.
+                // SAFETY: `queue_fill` passes the whole buffer, which the pool has aligned to 256 bytes, and a live stream of its device.
                 unsafe { sys::cuMemsetD16Async(address, u16::from_ne_bytes([a, b]), bytes / 2, stream) }
             }),
             [a, b, c, d] => self.queue_fill("cuMemsetD32Async", |address, bytes, stream| {
-                // SAFETY: as above.
+                // SAFETY: `queue_fill` passes the whole buffer, which the pool has aligned to 256 bytes, and a live stream of its device.
                 unsafe { sys::cuMemsetD32Async(address, u32::from_ne_bytes([a, b, c, d]), bytes / 4, stream) }
             }),
             _ => unreachable!("elements have two or four bytes"),
@@ -319,12 +332,12 @@ impl DeviceBuffer {
         }
         self.device.bind()?;
         let _lock = self.device.stream().lock_to_enqueue();
-        check(call, fill(self.address(), self.memory.bytes, self.device.stream().raw()))
+        check(call, fill(self.address_to_queue(), self.memory.bytes, self.device.stream().raw()))
     }
 
     pub(super) fn range(&self, op: &'static str, offset: usize, bytes: usize) -> Result<u64> {
         match offset.checked_add(bytes) {
-            Some(end) if end <= self.memory.bytes => Ok(self.address() + offset as u64),
+            Some(end) if end <= self.memory.bytes => Ok(self.address_to_queue() + offset as u64),
             _ => Err(Error::Unsupported {
                 op,
                 argument: "range",
@@ -345,12 +358,22 @@ impl DeviceBuffer {
     }
 }
 
+impl Allocation {
+    fn new(source: Source, address: u64, bytes: usize) -> Self {
+        Self { source, address, bytes, is_exposed: AtomicBool::new(false) }
+    }
+}
+
 impl Drop for Allocation {
     fn drop(&mut self) {
+        if *self.is_exposed.get_mut() {
+            conceal(ptr::from_ref(self).addr());
+        }
         let Source::Pool { pool, stream } = &self.source else { return };
         traced(|trace| trace.freed(self.address, stream));
-        // The block is live and belongs to this pool, so the free succeeds. It makes no driver call, also after a fault.
-        let _ = pool.free(self.address, self.bytes);
+        // SAFETY: `uninitialized` took the block from this pool for this allocation, whose last handle is dropped. Work on other
+        // streams was recorded by `used_on`.
+        let _ = unsafe { pool.free(self.address, self.bytes) }; // it is live, so that succeeds, without a driver call
     }
 }
 

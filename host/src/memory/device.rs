@@ -54,7 +54,7 @@ impl Timeline for CudaTimeline {
 
     fn record(&self, event: &Event, stream: &StreamHandle) -> Result<bool> {
         self.0.bind()?;
-        stream.0.outside_capture(|| event.record(&stream.0)).map(|done| done.is_some())
+        stream.0.outside_capture(|| event.record_in(None, &stream.0)).map(|done| done.is_some())
     }
 
     fn is_done(&self, event: &Event) -> Result<bool> {
@@ -64,7 +64,7 @@ impl Timeline for CudaTimeline {
 
     fn wait(&self, stream: &StreamHandle, event: &Event) -> Result<bool> {
         self.0.bind()?;
-        stream.0.outside_capture(|| stream.0.wait(event)).map(|done| done.is_some())
+        stream.0.outside_capture(|| stream.0.wait_in(None, event)).map(|done| done.is_some())
     }
 
     fn is_abandoned(&self, stream: &StreamHandle) -> bool {
@@ -92,13 +92,13 @@ impl Upstream<StreamHandle> for PlainMemory {
         out_of_memory(&self.0, bytes, result).map(|()| address)
     }
 
-    fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
+    unsafe fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
         self.0.bind()?;
         if !left_out(Wait::PlainFree) {
             stream.0.synchronize()?; // the call below frees at once, even while work is running
         }
-        // SAFETY: allocated by `allocate` (the caller's contract) and not used any more: all uses were ordered before the
-        // stream that was just waited for. An unknown address is answered with an error.
+        // SAFETY: the caller owns the block and has ordered its uses before the stream that was just waited for. The driver
+        // answers an address that it has not allocated with an error.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
     }
 }
@@ -115,7 +115,7 @@ pub struct DriverPool {
 
 // SAFETY: the driver API lets any thread use a pool, and the handle owns no memory of this process.
 unsafe impl Send for DriverPool {}
-// SAFETY: as above; the driver serialises calls on one pool.
+// SAFETY: the driver serialises calls on one pool, and `freed_on` has a lock.
 unsafe impl Sync for DriverPool {}
 
 impl DriverPool {
@@ -168,7 +168,7 @@ impl DriverPool {
         };
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = sys::CUmemAccessDesc { location, flags };
-        // SAFETY: the pool lives; `count` is 1 and `access` is live.
+        // SAFETY: the pool lives as long as `self`; the count is 1, and `access` is one description that outlives the call.
         match check("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(self.pool, &access, 1) }) {
             Ok(()) => Ok(true),
             Err(lost @ Error::DeviceLost { .. }) => Err(lost),
@@ -199,10 +199,10 @@ impl Upstream<StreamHandle> for DriverPool {
         out_of_memory(&self.device, bytes, result).map(|()| address)
     }
 
-    fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
+    unsafe fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
         self.device.bind()?;
-        // SAFETY: allocated by `allocate` (the caller's contract); all its uses are ordered before the free on the stream.
-        // An unknown address is answered with an error.
+        // SAFETY: the caller owns the block and has ordered its uses before the free on the stream. The driver answers an
+        // address that it has not allocated with an error.
         check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, stream.0.raw()) })?;
         *self.freed_on.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.clone());
         Ok(())
@@ -255,14 +255,16 @@ impl Upstream<StreamHandle> for Settled {
         if !left_out(Wait::GraphMemory)
             && let Err(error) = self.service.synchronize()
         {
-            MemoryPool::free(&self.pool, address, bytes)?;
+            // SAFETY: allocated above, and no work that uses it was queued.
+            unsafe { MemoryPool::free(&self.pool, address, bytes) }?;
             return Err(error);
         }
         Ok(address)
     }
 
-    fn free(&self, address: u64, bytes: usize, stream: &StreamHandle) -> Result<()> {
-        Upstream::free(&*self.pool, address, bytes, stream)
+    unsafe fn free(&self, address: u64, bytes: usize, stream: &StreamHandle) -> Result<()> {
+        // SAFETY: the caller owns the block, which `allocate` took from this pool.
+        unsafe { Upstream::free(&*self.pool, address, bytes, stream) }
     }
 }
 

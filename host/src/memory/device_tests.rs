@@ -127,14 +127,17 @@ fn handed_over(rig: &mut Rig, wait: Wait) -> bool {
     if wait == Wait::OtherUses {
         pool.record_use(block, &b).unwrap();
     }
-    pool.free(block, SEGMENT).unwrap();
+    // SAFETY: allocated above; only the recorded uses are queued.
+    unsafe { pool.free(block, SEGMENT) }.unwrap();
     if wait == Wait::RetiredStream {
-        pool.retire(&a).unwrap();
+        // SAFETY: the stream's work that uses the pool's memory is queued.
+        unsafe { pool.retire(&a) }.unwrap();
     }
     let again = pool.allocate(SEGMENT, if second == A { &a } else { &b }).unwrap();
     set(&rig.streams[second], again, SEGMENT, 2);
     let found = rig.read_late(second, again, SEGMENT);
-    pool.free(again, SEGMENT).unwrap();
+    // SAFETY: allocated above, and its last use has been waited for.
+    unsafe { pool.free(again, SEGMENT) }.unwrap();
     rig.finish();
     found.chunks(4).all(|word| word == [2, 0, 0, 0])
 }
@@ -177,7 +180,8 @@ fn hand_overs_keep_every_blocks_pattern() {
             // SAFETY: both ranges are BLOCK long and in different allocations.
             let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, block, BLOCK, on.stream().raw()) };
             check("cuMemcpyDtoDAsync", result).unwrap();
-            pool.free(block, BLOCK).unwrap();
+            // SAFETY: allocated above for this stream, on which all its uses are queued.
+            unsafe { pool.free(block, BLOCK) }.unwrap();
         }
         rig.finish();
         let mut found = vec![0u8; BATCH * BLOCK];
@@ -191,7 +195,8 @@ fn hand_overs_keep_every_blocks_pattern() {
     let books = pool.statistics();
     println!("{} hand-overs: {:?}", wanted.div_ceil(BATCH) * BATCH, books.found);
     assert!(books.found.waited > books.allocations / 2, "the writers were not late: {books:?}");
-    pool.free(rest, SEGMENT - BLOCK).unwrap();
+    // SAFETY: allocated above and never used.
+    unsafe { pool.free(rest, SEGMENT - BLOCK) }.unwrap();
     pool.audit().unwrap();
 }
 
@@ -360,7 +365,11 @@ fn the_host_waits_before_memory_goes() {
     let rig = Rig::new();
     let device = &rig.streams[A];
     let (plain, [a, _]) = (PlainMemory::new(device), rig.handles());
-    let free = || plain.allocate(SEGMENT, &a).and_then(|block| plain.free(block, SEGMENT, &a));
+    let free = || {
+        let block = plain.allocate(SEGMENT, &a)?;
+        // SAFETY: allocated above and never used.
+        unsafe { plain.free(block, SEGMENT, &a) }
+    };
     assert_eq!(calls("cuStreamSynchronize", Wait::PlainFree, free), [1, 0]);
     let drop_large = || PinnedBuffer::new(device, 65 << 20).map(drop); // more than the pool keeps
     assert_eq!(calls("cuEventSynchronize", Wait::PinnedFree, drop_large), [1, 0]);

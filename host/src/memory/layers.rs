@@ -118,7 +118,7 @@ impl LayerStream {
             self.load(next, 1 - place)?;
         }
         if !left_out(Wait::LayerUploaded) {
-            self.device.stream().wait(&self.places[place].uploaded)?;
+            self.device.stream().wait_locked(&self.places[place].uploaded)?;
         }
         Ok(place)
     }
@@ -136,7 +136,7 @@ impl LayerStream {
         let Place { buffer, layer: held, uploaded, used } = &mut self.places[place];
         *held = None;
         let copies = self.copies.stream();
-        used.record(self.device.stream())?;
+        used.record_locked(self.device.stream())?;
         if !left_out(Wait::LayerReuse) {
             copies.wait(used)?;
         }

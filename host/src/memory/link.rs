@@ -196,7 +196,7 @@ impl Link {
             self.from.bind()?;
             let out = self.from.stream();
             if !left_out(Wait::SlotEmptied) {
-                out.wait(&slot.emptied)?;
+                out.wait_locked(&slot.emptied)?;
             }
             let result = match &slot.place {
                 Place::Peer(memory) => {
@@ -208,12 +208,13 @@ impl Link {
                 }
                 Place::Pinned(host) => {
                     let slot = host.address().cast();
-                    // SAFETY: as above.
+                    // SAFETY: the range is inside the source (checked above), and the slot is as long. It goes only after both of
+                    // its events; the source is freed after the copy in its own stream's order.
                     unsafe { sys::cuMemcpyDtoHAsync_v2(slot, from, bytes, out.raw()) }
                 }
             };
             check("a copy to another device", result)?;
-            slot.filled.record(out)?;
+            slot.filled.record_locked(out)?;
         }
         drop(sender);
         Ok(InFlight { link: self, slots, slot: number, bytes })
@@ -252,21 +253,23 @@ impl InFlight<'_> {
         link.to.bind()?;
         let into = link.to.stream();
         if !left_out(Wait::SlotFilled) {
-            into.wait(&slot.filled)?;
+            into.wait_locked(&slot.filled)?;
         }
         let result = match &slot.place {
             Place::Peer(memory) => {
-                // SAFETY: as for the copy to the slot, with the target instead of the source.
+                // SAFETY: the range is inside the target (checked above), and the slot is as long. The slot is freed only after
+                // the event recorded below; the target is freed after the copy in its own stream's order.
                 unsafe { sys::cuMemcpyDtoDAsync_v2(to, memory.address, bytes, into.raw()) }
             }
             Place::Pinned(host) => {
                 let slot = host.address().cast_const().cast();
-                // SAFETY: as above.
+                // SAFETY: the range is inside the target (checked above), and the slot is as long. It goes only after the event
+                // recorded below; the target is freed after the copy in its own stream's order.
                 unsafe { sys::cuMemcpyHtoDAsync_v2(to, slot, bytes, into.raw()) }
             }
         };
         check("a copy from another device", result)?;
-        slot.emptied.record(into)
+        slot.emptied.record_locked(into)
     }
 }
 

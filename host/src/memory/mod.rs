@@ -25,31 +25,20 @@ mod upstream;
 
 /// Free and total bytes of host memory; zeros where the system does not report them.
 pub(crate) fn of_the_host() -> (usize, usize) {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = |name: &str| {
-        let value = text.lines().find_map(|line| line.strip_prefix(name))?.trim().strip_suffix(" kB")?;
-        value.parse::<usize>().ok()?.checked_mul(1 << 10)
-    };
-    (line("MemAvailable:").unwrap_or(0), line("MemTotal:").unwrap_or(0))
+    let bytes = |name| reported("/proc/meminfo", name).unwrap_or(0);
+    (bytes("MemAvailable:"), bytes("MemTotal:"))
 }
 
-/// Makes the C library return large freed blocks of host memory to the system at once. glibc otherwise keeps freed blocks of
-/// up to 32 MB in each thread's arena, so a process that many threads allocate in may hold far more than it uses.
-pub fn return_freed() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        unsafe extern "C" {
-            fn mallopt(parameter: std::ffi::c_int, value: std::ffi::c_int) -> std::ffi::c_int;
-        }
-        const M_MMAP_THRESHOLD: std::ffi::c_int = -3;
-        const M_ARENA_MAX: std::ffi::c_int = -8;
-        // SAFETY: the declaration is that of glibc's malloc.h, which this target has. It takes two integers, locks the
-        // allocator's state, and leaves blocks that are allocated as they are.
-        unsafe {
-            mallopt(M_MMAP_THRESHOLD, 256 << 10);
-            mallopt(M_ARENA_MAX, 4);
-        }
-    }
+/// The most bytes of host memory that this process had; `None` where the system does not report it.
+pub fn peak_of_the_process() -> Option<usize> {
+    reported("/proc/self/status", "VmHWM:")
+}
+
+/// The bytes on a line such as `MemTotal: 16 kB` of a file of the system.
+fn reported(file: &str, name: &str) -> Option<usize> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?.trim().strip_suffix(" kB")?;
+    value.parse::<usize>().ok()?.checked_mul(1 << 10)
 }
 
 pub use buffer::{DeviceBuffer, refusing, trace};

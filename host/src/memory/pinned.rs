@@ -150,9 +150,9 @@ impl PinnedBuffer {
         Ok(self)
     }
 
-    /// Marks the block as in use by the work queued on the stream so far.
+    /// Marks the block as in use by the work queued on the stream so far. The caller holds the stream's lock to enqueue.
     fn copied_on(&self, device: &CudaDevice) -> Result<()> {
-        self.block.as_ref().map_or(Ok(()), |block| block.copied.record(device.stream()))
+        self.block.as_ref().map_or(Ok(()), |block| block.copied.record_locked(device.stream()))
     }
 }
 
@@ -214,7 +214,8 @@ impl Deref for PinnedBuffer {
 impl DerefMut for PinnedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         let bytes = if self.block.is_some() { self.bytes } else { 0 };
-        // SAFETY: as above; copies that read it own the buffer, so none is in flight.
+        // SAFETY: the block is at least `bytes` long and initialised; copies that read or write it own the buffer, so none is in
+        // flight.
         unsafe { slice::from_raw_parts_mut(self.address(), bytes) }
     }
 }

@@ -223,7 +223,34 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
     /// # Errors
     /// [`Error::Unsupported`] for an address that is not live (such as in a double free) or another size. The error is
     /// counted; nothing else changes.
-    pub fn free(&self, address: u64, bytes: usize) -> Result<()> {
+    ///
+    /// # Safety
+    /// If `address` is a live block, the caller owns it: [`allocate`](Self::allocate) returned it to the caller, and no work that is
+    /// queued after this call uses it. A [`DeviceBuffer`](super::DeviceBuffer) owns its block and frees it when it is dropped.
+    ///
+    /// ```compile_fail,E0133
+    /// # fn dangle(gpu: &pascaline::cuda::CudaDevice, x: &pascaline::Tensor) -> pascaline::Result<()> {
+    /// let address = x.device_address::<f32>()?; // x lives on
+    /// pascaline::memory::pool(gpu)?.free(address, 4)
+    /// # }
+    /// ```
+    ///
+    /// Nor through the pool's source, or the driver's own calls:
+    ///
+    /// ```compile_fail,E0133
+    /// # use pascaline::memory::{StreamHandle, Upstream};
+    /// # fn dangle(gpu: &pascaline::cuda::CudaDevice, address: u64) -> pascaline::Result<()> {
+    /// pascaline::memory::pool(gpu)?.upstream().free(address, 4, &StreamHandle::of(gpu))
+    /// # }
+    /// ```
+    ///
+    /// ```compile_fail,E0133
+    /// # use pascaline::memory::{PlainMemory, StreamHandle, Upstream};
+    /// # fn dangle(gpu: &pascaline::cuda::CudaDevice, address: u64) -> pascaline::Result<()> {
+    /// PlainMemory::new(gpu).free(address, 4, &StreamHandle::of(gpu))
+    /// # }
+    /// ```
+    pub unsafe fn free(&self, address: u64, bytes: usize) -> Result<()> {
         if (address, bytes) == (0, 0) {
             return Ok(());
         }
@@ -261,7 +288,10 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
     ///
     /// # Errors
     /// A driver error; the stream must then not be destroyed yet.
-    pub fn retire(&self, stream: &T::Stream) -> Result<()> {
+    ///
+    /// # Safety
+    /// No work is queued on the stream after this call: memory that it used counts as free after the event.
+    pub unsafe fn retire(&self, stream: &T::Stream) -> Result<()> {
         let mut state = self.lock();
         state.order.timeline().alive()?;
         match state.order.find(stream) {
@@ -441,7 +471,10 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
             if !left_out(Wait::GiveBack) && !state.order.edges(&dependencies, service)? {
                 continue;
             }
-            if tolerate(self.upstream.free(base, bytes, &self.service))?.is_some() {
+            // SAFETY: a segment that `grow` took from upstream, of which nothing is live; its uses are ordered before the service
+            // stream by the edges above. It leaves the lists when it is freed, so it is freed once.
+            let freed = unsafe { self.upstream.free(base, bytes, &self.service) };
+            if tolerate(freed)?.is_some() {
                 state.lists.remove_segment(base);
                 state.statistics.reserved -= bytes;
                 state.statistics.segments_returned += 1;
@@ -580,10 +613,11 @@ impl<T: Timeline, U: Upstream<T::Stream>> Upstream<T::Stream> for MemoryPool<T, 
         MemoryPool::allocate(self, bytes, stream)
     }
 
-    fn free(&self, address: u64, bytes: usize, stream: &T::Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, bytes: usize, stream: &T::Stream) -> Result<()> {
         // `free` returns the error for the address; if the device is lost, the pool gives out no memory any more
         let _ = self.record_use(address, stream);
-        MemoryPool::free(self, address, bytes)
+        // SAFETY: the caller owns the block; its uses are ordered before `stream`, which was recorded as a user.
+        unsafe { MemoryPool::free(self, address, bytes) }
     }
 
     fn trim(&self) -> Result<()> {

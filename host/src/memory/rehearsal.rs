@@ -106,7 +106,8 @@ impl Rehearsal {
 
 impl Drop for Rehearsed {
     fn drop(&mut self) {
-        let freed = MemoryPool::free(&self.pool.pool, self.address, self.bytes);
+        // SAFETY: `take_on` allocated it for this value, which is dropped; there is no memory behind the address.
+        let freed = unsafe { MemoryPool::free(&self.pool.pool, self.address, self.bytes) };
         debug_assert!(freed.is_ok(), "it was live: {freed:?}");
     }
 }
@@ -151,7 +152,7 @@ impl Upstream<u32> for Endless {
         Ok(self.0.fetch_add((bytes as u64).next_multiple_of(GAP) + GAP, Ordering::Relaxed))
     }
 
-    fn free(&self, _address: u64, _bytes: usize, _stream: &u32) -> Result<()> {
+    unsafe fn free(&self, _address: u64, _bytes: usize, _stream: &u32) -> Result<()> {
         Ok(())
     }
 }
@@ -167,7 +168,8 @@ impl Upstream<u32> for OfGraph {
         self.pool.pool.allocate(bytes, &self.stream)
     }
 
-    fn free(&self, address: u64, bytes: usize, _stream: &u32) -> Result<()> {
-        MemoryPool::free(&self.pool.pool, address, bytes)
+    unsafe fn free(&self, address: u64, bytes: usize, _stream: &u32) -> Result<()> {
+        // SAFETY: the caller owns the block, which `allocate` took from this pool; there is no memory behind it.
+        unsafe { MemoryPool::free(&self.pool.pool, address, bytes) }
     }
 }

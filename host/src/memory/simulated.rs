@@ -426,7 +426,7 @@ impl Upstream<SimulatedStream> for Simulated {
         Ok(at)
     }
 
-    fn free(&self, address: u64, bytes: usize, stream: &SimulatedStream) -> Result<()> {
+    unsafe fn free(&self, address: u64, bytes: usize, stream: &SimulatedStream) -> Result<()> {
         let mut state = self.lock();
         state.call(Call::Free { bytes }, Some(stream.0));
         let size = bytes.next_multiple_of(GRANULE);

@@ -19,6 +19,18 @@ const WAITS: [Wait; 6] = [
 const BLOCK: usize = 1 << 20;
 const SEGMENT: usize = 2 << 20;
 
+/// [`MemoryPool::free`] of memory that nothing reads.
+fn free(pool: &MemoryPool<Simulated, Simulated>, address: u64, bytes: usize) -> Result<()> {
+    // SAFETY: a simulated device has no memory behind its addresses.
+    unsafe { pool.free(address, bytes) }
+}
+
+/// [`MemoryPool::retire`] of a stream that nothing runs on.
+fn retire(pool: &MemoryPool<Simulated, Simulated>, stream: &SimulatedStream) -> Result<()> {
+    // SAFETY: a simulated stream runs no work.
+    unsafe { pool.retire(stream) }
+}
+
 struct World {
     device: Simulated,
     pool: MemoryPool<Simulated, Simulated>,
@@ -66,7 +78,7 @@ fn violations(wait: Wait, removed: bool) -> Vec<String> {
         let block = world.written_on_a();
         match wait {
             Wait::ReadyQuery | Wait::FreshRecord | Wait::HandOver => {
-                world.pool.free(block, BLOCK).unwrap();
+                free(&world.pool, block, BLOCK).unwrap();
                 world.taken_at_once(world.b);
             }
             Wait::OtherUses => {
@@ -75,18 +87,18 @@ fn violations(wait: Wait, removed: bool) -> Vec<String> {
                 world.device.run_stream(world.a);
                 world.device.check(world.b, block, BLOCK, 1);
                 world.pool.record_use(block, &world.b).unwrap();
-                world.pool.free(block, BLOCK).unwrap();
+                free(&world.pool, block, BLOCK).unwrap();
                 world.taken_at_once(world.a);
-                world.pool.free(rest, BLOCK).unwrap();
+                free(&world.pool, rest, BLOCK).unwrap();
             }
             Wait::RetiredStream => {
-                world.pool.free(block, BLOCK).unwrap();
-                world.pool.retire(&world.a).unwrap();
+                free(&world.pool, block, BLOCK).unwrap();
+                retire(&world.pool, &world.a).unwrap();
                 world.device.destroy(world.a);
                 world.taken_at_once(world.b);
             }
             Wait::GiveBack => {
-                world.pool.free(block, BLOCK).unwrap();
+                free(&world.pool, block, BLOCK).unwrap();
                 assert_eq!(world.pool.trim(), Ok(SEGMENT));
             }
             _ => unreachable!("not of the pool"),
@@ -102,7 +114,7 @@ fn what_is_idle_goes_back_when_asked_and_with_the_pool() {
     let World { device, pool, a, .. } = World::new(4 * SEGMENT);
     let used = || {
         let block = pool.allocate(BLOCK, &a).unwrap();
-        pool.free(block, BLOCK).unwrap();
+        free(&pool, block, BLOCK).unwrap();
         device.finish();
     };
     for _ in 0..2 {
@@ -157,7 +169,7 @@ fn one_stream_asks_for_no_events() {
     for round in 0..100 {
         let blocks: Vec<_> =
             (0..20).map(|i| (world.pool.allocate(i << 12, &world.a).unwrap(), i << 12)).collect();
-        blocks.iter().for_each(|&(block, bytes)| world.pool.free(block, bytes).unwrap());
+        blocks.iter().for_each(|&(block, bytes)| free(&world.pool, block, bytes).unwrap());
         assert!(round == 0 || world.device.calls().is_empty(), "the driver is asked in a steady state");
         world.device.calls();
     }
@@ -197,7 +209,7 @@ fn pending_memory_is_asked_about_first() {
     let World { device, pool, a, b } = World::new(4 * SEGMENT);
     let block = pool.allocate(SEGMENT, &a).unwrap();
     pool.record_use(block, &b).unwrap();
-    pool.free(block, SEGMENT).unwrap();
+    free(&pool, block, SEGMENT).unwrap();
     assert_eq!(pool.statistics().pending, SEGMENT);
     // the first question queues the events, which are reached as soon as they run
     pool.settle().unwrap();
@@ -213,7 +225,7 @@ fn a_wait_is_for_one_block() {
     let blocks = [(); 2].map(|()| pool.allocate(SEGMENT, &a).unwrap());
     for block in blocks {
         device.write(a, block, SEGMENT, 1);
-        pool.free(block, SEGMENT).unwrap();
+        free(&pool, block, SEGMENT).unwrap();
     }
     pool.allocate(SEGMENT, &b).unwrap();
     pool.allocate(SEGMENT, &a).unwrap();
@@ -231,7 +243,7 @@ fn events_are_recorded_and_queried_once_per_epoch() {
     };
     for _ in 0..2 {
         let block = pool.allocate(BLOCK, &a).unwrap();
-        pool.free(block, BLOCK).unwrap();
+        free(&pool, block, BLOCK).unwrap();
         assert_eq!(settled(), [Call::Record, Call::Query { done: false }]);
         assert_eq!(settled(), [Call::Query { done: false }]);
         device.run_stream(a);
@@ -246,7 +258,7 @@ fn abandoned_streams_are_released() {
     let World { device, pool, a, b } = World::new(8 * SEGMENT);
     let kept = pool.allocate(BLOCK, &a).unwrap();
     let block = pool.allocate(SEGMENT, &b).unwrap();
-    pool.free(block, SEGMENT).unwrap();
+    free(&pool, block, SEGMENT).unwrap();
     let idle = || (pool.statistics().free, pool.statistics().pending);
     assert_eq!(idle(), (BLOCK + SEGMENT, 0));
     device.abandon(b);
@@ -268,8 +280,8 @@ fn slots_of_a_stream_that_is_gone_go_to_others() {
     let World { device, pool, a, b } = World::new(8 * SEGMENT);
     pool.allocate(256, &a).unwrap();
     let [slot, _used] = [(); 2].map(|()| pool.allocate(256, &b).unwrap());
-    pool.free(slot, 256).unwrap();
-    pool.retire(&b).unwrap();
+    free(&pool, slot, 256).unwrap();
+    retire(&pool, &b).unwrap();
     device.finish();
     assert_eq!(pool.allocate(256, &device.stream()), Ok(slot));
     pool.audit().unwrap();
@@ -284,7 +296,7 @@ fn memory_that_cannot_be_is_refused() {
             Ok(self.0.lock().unwrap().pop().unwrap())
         }
 
-        fn free(&self, _: u64, _: usize, _: &SimulatedStream) -> Result<()> {
+        unsafe fn free(&self, _: u64, _: usize, _: &SimulatedStream) -> Result<()> {
             Ok(())
         }
     }
@@ -304,7 +316,7 @@ fn memory_that_cannot_be_is_refused() {
 fn a_captured_stream_is_left_alone() {
     let world = World::new(2 * SEGMENT);
     let block = world.written_on_a();
-    world.pool.free(block, BLOCK).unwrap();
+    free(&world.pool, block, BLOCK).unwrap();
     world.device.capture(world.a, true);
     let other = world.pool.allocate(2 * BLOCK, &world.b).unwrap();
     assert!(matches!(world.pool.allocate(2 * BLOCK, &world.b), Err(Error::OutOfMemory { .. })));
@@ -324,9 +336,9 @@ fn after_a_fault_nothing_is_asked_of_the_device() {
     world.device.lose();
     assert!(matches!(world.pool.allocate(BLOCK, &world.a), Err(Error::DeviceLost { .. })));
     assert!(matches!(world.pool.trim(), Err(Error::DeviceLost { .. })));
-    assert!(matches!(world.pool.retire(&world.a), Err(Error::DeviceLost { .. })));
-    world.pool.free(block, BLOCK).unwrap();
-    world.pool.free(other, BLOCK).unwrap();
+    assert!(matches!(retire(&world.pool, &world.a), Err(Error::DeviceLost { .. })));
+    free(&world.pool, block, BLOCK).unwrap();
+    free(&world.pool, other, BLOCK).unwrap();
     let device = world.device.clone();
     drop(world); // including the pool's drop
     assert_eq!(device.violations(), [""; 0]);
@@ -343,7 +355,7 @@ fn sizes_that_overflow_are_errors_and_zero_bytes_are_nothing() {
     }
     assert!(matches!(world.pool.allocate(most, &world.a), Err(Error::OutOfMemory { .. })));
     assert_eq!(world.pool.allocate(0, &world.a), Ok(0));
-    assert_eq!(world.pool.free(0, 0), Ok(()));
+    assert_eq!(free(&world.pool, 0, 0), Ok(()));
     assert_eq!((world.books().live, world.books().refused, world.books().invalid_frees), (0, 1, 0));
 }
 
@@ -378,7 +390,7 @@ fn after_out_of_memory_the_pool_works_on() {
     world.device.check(world.a, old, BLOCK, 1);
     let big = world.pool.allocate(3 * SEGMENT, &world.a).unwrap();
     assert!(matches!(world.pool.allocate(3 * SEGMENT, &world.b), Err(Error::OutOfMemory { .. })));
-    world.pool.free(big, 3 * SEGMENT).unwrap();
+    free(&world.pool, big, 3 * SEGMENT).unwrap();
     let again = world.pool.allocate(3 * SEGMENT, &world.b).unwrap();
     world.device.write(world.b, again, 3 * SEGMENT, 2);
     world.device.check(world.a, old, BLOCK, 1);

@@ -16,11 +16,16 @@ pub trait Upstream<S>: Send + Sync {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is not enough memory; nothing has changed then.
     fn allocate(&self, bytes: usize, stream: &S) -> Result<u64>;
 
-    /// Frees memory. Every use of it is ordered before work that is queued on `stream` from now on.
+    /// Frees memory.
     ///
     /// # Errors
-    /// An error of the source; the memory then stays allocated.
-    fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()>;
+    /// An error of the source; the memory then stays allocated. Sources that know their blocks refuse an address that is not
+    /// one of them, or another size.
+    ///
+    /// # Safety
+    /// If `address` is a block that [`allocate`](Self::allocate) of this source returned, the caller owns it: every use of it is
+    /// ordered before work that is queued on `stream` from now on, and there is none after this call.
+    unsafe fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()>;
 
     /// Returns memory that is kept in reserve to where it came from.
     ///
@@ -38,8 +43,9 @@ macro_rules! forward {
                 (**self).allocate(bytes, stream)
             }
 
-            fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
-                (**self).free(address, bytes, stream)
+            unsafe fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
+                // SAFETY: the caller owns the block, and the source behind the pointer is the one that returned it.
+                unsafe { (**self).free(address, bytes, stream) }
             }
 
             fn trim(&self) -> Result<()> {

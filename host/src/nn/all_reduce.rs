@@ -66,8 +66,8 @@ impl AllReduce {
     /// names), else what there is.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for none, for several that are not different GPUs, for [`Way::Peer`] where the driver refuses, for
-    /// [`Way::Nccl`] without the library, and for one that can't be used; a driver error.
+    /// [`Error::Unsupported`] for none, for several that are not different GPUs, for [`Way::Peer`] where the driver
+    /// refuses, for [`Way::Nccl`] without the library, and for one that can't be used.
     pub fn new(devices: &[Device], way: Option<Way>) -> Result<Self> {
         let refused = |value: String, reason: &str| Error::Unsupported {
             op: "AllReduce",
@@ -114,7 +114,7 @@ impl AllReduce {
     /// the version and on what connects the devices: 4 MiB, NCCL_BUFFSIZE's default, to send and to receive in each of 32 channels.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for an NCCL that is named and can't be used; a driver error.
+    /// [`Error::Unsupported`] for an NCCL that is named and can't be used.
     pub fn bytes_beside(devices: &[Device], way: Option<Way>) -> Result<usize> {
         const NCCL: usize = 2 * 32 * (4 << 20);
         let gpus = devices.iter().filter_map(Device::as_cuda).filter(|gpu| !gpu.is_virtual());
@@ -135,7 +135,7 @@ impl AllReduce {
     /// The sum of one tensor of each device, on each of them. All are f32 and of one shape.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if there is not one for each device, [`Error::Shape`] if they differ in shape, or a device error.
+    /// [`Error::Unsupported`] if there is not one for each device, [`Error::Shape`] if they differ in shape.
     pub fn sum(&self, parts: Vec<Tensor>) -> Result<Vec<Tensor>> {
         self.check("sum", &parts)?;
         if parts.len() == 1 {
@@ -155,9 +155,6 @@ impl AllReduce {
     }
 
     /// A tensor of the first device on each of them.
-    ///
-    /// # Errors
-    /// A device error.
     pub fn broadcast(&self, x: &Tensor) -> Result<Vec<Tensor>> {
         if self.devices.len() == 1 {
             return Ok(vec![x.clone()]);
@@ -180,7 +177,7 @@ impl AllReduce {
     /// The columns of one matrix [rows, n] of each device, side by side, on the first.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if there is not one for each device, [`Error::Shape`] if they differ in rows, or a device error.
+    /// [`Error::Unsupported`] if there is not one for each device, [`Error::Shape`] if they differ in rows.
     pub fn gather_columns(&self, mut parts: Vec<Tensor>) -> Result<Tensor> {
         self.one_of_each("gather_columns", parts.len())?;
         if parts.len() == 1 {
@@ -212,13 +209,11 @@ impl AllReduce {
         in_flight.next = 1 - in_flight.next;
         for (gpu, there) in self.gpus.iter().zip(&self.there) {
             gpu.bind()?;
-            gpu.stream().locked(|stream| there.record(stream))?;
+            there.record(gpu.stream())?;
         }
         for (to, gpu) in self.gpus.iter().enumerate().filter(|_| !left_out(Wait::PartThere)) {
             let others = self.there.iter().enumerate().filter(|(from, _)| *from != to);
-            others
-                .map(|(_, there)| there)
-                .try_for_each(|there| gpu.stream().locked(|stream| stream.wait(there)))?;
+            others.map(|(_, there)| there).try_for_each(|there| gpu.stream().wait(there))?;
         }
         let part = |from: usize, to: usize| -> Result<Tensor> {
             let reason = || "it has no part".to_owned();

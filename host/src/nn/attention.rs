@@ -33,7 +33,7 @@ impl Rope {
     /// For rows that follow `past` tokens; the first row has angle number `first`.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] for numbers beyond 32 bits, or a device error.
+    /// [`Error::TooLarge`] for numbers beyond 32 bits.
     pub fn new(cos: Tensor, sin: Tensor, past: usize, first: usize) -> Result<Self> {
         let at = Tensor::from_slice(&[number(past)?, number(first)?], [2], &cos.device())?;
         Ok(Self { cos, sin, at })
@@ -112,7 +112,7 @@ impl Attention {
     /// attend to all tokens in it. Without one they attend to each other, and `rope` has 0 tokens before them.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `x` or `rope` do not match or the cache is full, or a device error.
+    /// [`Error::Shape`] if `x` or `rope` do not match or the cache is full.
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         self.forward_fused(x, None, None, rope, cache)
     }

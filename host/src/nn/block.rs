@@ -37,9 +37,6 @@ pub struct TransformerBlock {
 
 impl TransformerBlock {
     /// `x`: [rows, hidden] f32 → the same shape.
-    ///
-    /// # Errors
-    /// As [`Attention::forward`].
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         let h = self.attend(x, true, rope, cache)?;
         self.feed_forward(&h, true)
@@ -47,18 +44,12 @@ impl TransformerBlock {
 
     /// The first half: attention(norm1(x)), plus x if `residual` is set. If several devices compute a part of the block
     /// each, one of them adds x; [`AllReduce`](super::AllReduce) sums the parts.
-    ///
-    /// # Errors
-    /// As [`Attention::forward`].
     pub fn attend(&self, x: &Tensor, residual: bool, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         let (normed, norm) = self.norm1.before(x)?;
         self.attention.forward_fused(&normed, norm, residual.then_some(x), rope, cache)
     }
 
     /// The second half: mlp(norm2(h)), plus h if `residual` is set.
-    ///
-    /// # Errors
-    /// As [`Mlp::forward`].
     pub fn feed_forward(&self, h: &Tensor, residual: bool) -> Result<Tensor> {
         let (normed, norm) = self.norm2.before(h)?;
         self.mlp.forward_fused(&normed, norm, residual.then_some(h))

@@ -38,9 +38,6 @@ impl Embedding {
     }
 
     /// `ids`: `[n]` u32 → [n, hidden] f32.
-    ///
-    /// # Errors
-    /// As [`ops::embedding`](crate::ops::embedding).
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.table.rows(ids)
     }

@@ -59,7 +59,7 @@ impl KvCache {
     /// An empty cache without capacity, for keys and values in `format`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a number of exponent bits without a format, or a device error.
+    /// [`Error::Unsupported`] for a number of exponent bits without a format.
     pub fn new(
         layers: usize,
         num_kv_heads: usize,
@@ -71,9 +71,6 @@ impl KvCache {
     }
 
     /// As [`new`](Self::new), with each layer on its own device.
-    ///
-    /// # Errors
-    /// As there.
     pub fn across<'d>(
         devices: impl IntoIterator<Item = &'d Device>,
         num_kv_heads: usize,

@@ -159,9 +159,6 @@ impl KvPages {
     }
 
     /// As [`new`](Self::new), with each layer on its own device.
-    ///
-    /// # Errors
-    /// As there.
     pub fn across<'d>(
         devices: impl IntoIterator<Item = &'d Device>,
         pages: usize,

@@ -57,7 +57,7 @@ impl Linear {
     /// `x`: [rows, in] f32 → [rows, out] f32.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match, or a device error.
+    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_fused(x, None, Epilogue::default())
     }

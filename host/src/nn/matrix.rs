@@ -111,9 +111,6 @@ impl Matrix {
     }
 
     /// The same matrix in pinned host memory, as [`Tensor::in_host_memory`] has it.
-    ///
-    /// # Errors
-    /// As there.
     pub fn in_host_memory(&self) -> Result<Self> {
         self.map(&mut |tensor| tensor.in_host_memory())
     }

@@ -48,15 +48,12 @@ impl Mlp {
     /// `x`: [rows, hidden] f32 → [rows, out] f32.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `x` does not match, or a device error.
+    /// [`Error::Shape`] if `x` does not match.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_fused(x, None, None)
     }
 
     /// A copy with its weights on another device.
-    ///
-    /// # Errors
-    /// As [`Tensor::to_device`].
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         self.map(&mut |tensor| tensor.to_device(device))
     }

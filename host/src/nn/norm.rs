@@ -50,7 +50,7 @@ impl RmsNorm {
     /// `x`: [.., cols] f32 → the same shape.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match, or a device error.
+    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         ops::rms_norm(x, &self.weight, self.eps)
     }
@@ -89,15 +89,12 @@ impl LayerNorm {
     /// `x`: [.., cols] f32 → the same shape.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match, or a device error.
+    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         ops::layer_norm(x, &self.weight, &self.bias, self.eps)
     }
 
     /// A copy with its weights on another device.
-    ///
-    /// # Errors
-    /// As [`Tensor::to_device`].
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         self.map(&mut |tensor| tensor.to_device(device))
     }
@@ -130,7 +127,7 @@ impl Norm {
     /// As [`RmsNorm::forward`] or [`LayerNorm::forward`].
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match, or a device error.
+    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Rms(norm) => norm.forward(x),

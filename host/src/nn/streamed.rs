@@ -57,7 +57,7 @@ pub struct StreamedBlocks {
 /// How the tensors of a block are stored, and modules whose tensors are in the places.
 #[derive(Debug)]
 struct Layout {
-    parts: Vec<Part>,
+    parts: Vec<PlacedPart>,
     bytes: usize,
     /// The formats of the matrices, which may differ where shapes do not.
     formats: Vec<Option<Format>>,
@@ -67,23 +67,23 @@ struct Layout {
 
 /// One of a block's tensors, and its offset in the block's bytes.
 #[derive(Clone, Debug, PartialEq)]
-struct Part {
+struct PlacedPart {
     at: usize,
     dtype: DType,
     shape: Shape,
 }
 
-impl Part {
+impl PlacedPart {
     fn bytes(&self) -> usize {
         self.shape.elements() * self.dtype.size()
     }
 }
 
 /// The parts of a block, and their total bytes.
-fn parts(block: &TransformerBlock) -> Result<(Vec<Part>, usize)> {
+fn parts(block: &TransformerBlock) -> Result<(Vec<PlacedPart>, usize)> {
     let (mut parts, mut bytes) = (Vec::new(), 0);
     block.map(&mut |tensor| {
-        let part = Part { at: bytes, dtype: tensor.dtype(), shape: tensor.shape().clone() };
+        let part = PlacedPart { at: bytes, dtype: tensor.dtype(), shape: tensor.shape().clone() };
         bytes += part.bytes().next_multiple_of(ALIGNMENT);
         parts.push(part);
         Ok(tensor.clone())
@@ -107,7 +107,7 @@ fn widths(block: &TransformerBlock) -> [[usize; 2]; 4] {
 }
 
 /// The block with its tensors in a place.
-fn in_place(block: &TransformerBlock, parts: &[Part], place: &Tensor) -> Result<TransformerBlock> {
+fn in_place(block: &TransformerBlock, parts: &[PlacedPart], place: &Tensor) -> Result<TransformerBlock> {
     let mut parts = parts.iter();
     block.map(&mut |tensor| {
         let part = parts.next().and_then(|part| place.within(part.at, part.dtype, &part.shape));
@@ -119,7 +119,7 @@ impl StreamedBlocks {
     /// No blocks yet, with room on the device for blocks of this one's shapes. They run on this handle's stream.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the device has no room for two blocks, or a driver error.
+    /// [`Error::OutOfMemory`] if the device has no room for two blocks.
     pub fn like(block: &TransformerBlock, device: &CudaDevice) -> Result<Self> {
         let stream = LayerStream::new(device, parts(block)?.1)?;
         let (layouts, layout_of) = (Vec::new(), Vec::new());
@@ -157,8 +157,8 @@ impl StreamedBlocks {
     /// Appends a block: its weights are copied to host memory.
     ///
     /// # Errors
-    /// [`Error::Shape`] if its widths differ from the first one's, [`Error::Layout`] for weights that are not contiguous, or
-    /// a driver error.
+    /// [`Error::Shape`] if its widths differ from the first one's, [`Error::Layout`] for weights that are not
+    /// contiguous.
     pub fn push(&mut self, block: &TransformerBlock) -> Result<()> {
         if widths(block) != widths(&self.layouts[0].blocks[0]) {
             let [out, columns] = widths(block)[0];

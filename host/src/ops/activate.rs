@@ -43,10 +43,6 @@ impl<'a> Epilogue<'a> {
 /// assert_eq!((y.dims(), y.to_vec::<f32>()?), (&[1, 2][..], vec![0.0, 400.0]));
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn activate(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(output_shape(x, activation)?, x.dtype(), &x.device())?;
     activate_into(y.view_mut()?, x, bias, activation)?;
@@ -54,9 +50,6 @@ pub fn activate(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Re
 }
 
 /// [`activate`] into `y`, contiguous.
-///
-/// # Errors
-/// As [`activate`].
 pub fn activate_into(y: TensorMut, x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<()> {
     let dtype = CHECK.float("x", x)?;
     CHECK.dtype("y", &y, dtype)?;

@@ -21,10 +21,6 @@ const CHECK: Check = Check("activate_backward");
 /// assert_eq!(dx.to_vec::<f32>()?, [1.5, 0.0]); // silu′(0) = 1/2
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn activate_backward(dy: &Tensor, x: &Tensor, activation: Activation) -> Result<Tensor> {
     let mut dx = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     activate_backward_into(dx.view_mut()?, dy, x, activation)?;
@@ -32,9 +28,6 @@ pub fn activate_backward(dy: &Tensor, x: &Tensor, activation: Activation) -> Res
 }
 
 /// [`activate_backward`] into `dx`, of `x`'s shape and type.
-///
-/// # Errors
-/// As [`activate_backward`].
 pub fn activate_backward_into(dx: TensorMut, dy: &Tensor, x: &Tensor, activation: Activation) -> Result<()> {
     let dtype = CHECK.float("x", x)?;
     CHECK.dtype("dy", dy, dtype)?;

@@ -38,8 +38,7 @@ pub const MAX_CACHED_QUERIES: usize = gpu::attention::MAX_DECODE_QUERIES;
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::Unsupported`] for any other
-/// head_dim, [`Error::DeviceMismatch`], or a device error.
+/// [`Error::Unsupported`] for any other head_dim.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<Tensor> {
     let mut out = Tensor::uninitialized(q.shape(), q.dtype(), &q.device())?;
     attention_into(out.view_mut()?, q, k, v, options)?;
@@ -47,9 +46,6 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Res
 }
 
 /// [`attention`] into `out`, of `q`'s shape and type, with strides under the same conditions.
-///
-/// # Errors
-/// As [`attention`].
 pub fn attention_into(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<()> {
     let problem = check(CHECK, &out, q, k, v, options)?;
     let [k, v] = [KvView::plain(k), KvView::plain(v)];
@@ -165,27 +161,6 @@ fn run(
         }
         Device::Cuda(device) => gpu::attention::attention(&device, out, q, [k, v], past, problem),
     }
-}
-
-/// [`attention_into`] with three passes over a score matrix. `None` where there is no such kernel: on the CPU, and for f16.
-pub fn textbook_into(
-    out: TensorMut,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    options: &Attention,
-) -> Option<Result<()>> {
-    let Device::Cuda(device) = out.device() else { return None };
-    let checked = check(CHECK, &out, q, k, v, options).and_then(|problem| {
-        CHECK.device(&out, &[("q", q), ("k", k), ("v", v)])?;
-        Ok(problem)
-    });
-    let problem = match checked {
-        Ok(problem) => problem,
-        Err(error) => return Some(Err(error)),
-    };
-    let plain = k.dtype() == DType::F32 && out.is_contiguous() && [q, k, v].iter().all(|x| x.is_contiguous());
-    plain.then(|| gpu::attention::textbook(&device, out, q, k, v, &problem))
 }
 
 /// The checks of an op on these tensors; errors name `op`.
@@ -331,6 +306,7 @@ pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> R
     if !layout.offset.is_multiple_of(ALIGNMENT) || strides.iter().any(|s| !s.is_multiple_of(ALIGNMENT)) {
         return Err(Error::Layout { op: op.0, argument, needed: "aligned to 8 elements in every row" });
     }
+    op.aligned(argument, x, 16)?;
     let [batch, head, row] = strides;
     Ok(HeadStrides { batch, head, row })
 }

@@ -49,9 +49,6 @@ pub fn attention_backward(
 
 /// [`attention_backward`] into dq, dk and dv, of the shapes and the type of q, k and v, with strides under the same
 /// conditions.
-///
-/// # Errors
-/// As [`attention_backward`].
 pub fn attention_backward_into(
     outputs: [TensorMut; 3],
     dout: &Tensor,

@@ -16,10 +16,6 @@ const CHECK: Check = Check("cast");
 /// assert_eq!(y.to_vec::<f16>()?, [f16::ONE, f16::from_f32(1.0 / 3.0), f16::INFINITY]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), dtype, &x.device())?;
     cast_into(y.view_mut()?, x)?;
@@ -27,9 +23,6 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// [`cast`] into `y`, of `x`'s shape and the type to cast to.
-///
-/// # Errors
-/// As [`cast`], and [`Error::Shape`](crate::Error::Shape), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
 pub fn cast_into(y: TensorMut, x: &Tensor) -> Result<()> {
     CHECK.float("x", x)?;
     CHECK.float("y", &y)?;

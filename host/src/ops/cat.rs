@@ -24,16 +24,13 @@ const STACK: Check = Check("stack");
 /// ```
 ///
 /// # Errors
-/// [`Error::Unsupported`] without tensors, for a `dim` that they do not have, and for strides that [`copy`](super::copy())
-/// does not support; [`Error::Shape`], [`Error::DType`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+/// [`Error::Unsupported`] without tensors, for a `dim` that they do not have, and for strides that
+/// [`copy`](super::copy()) does not support.
 pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: usize) -> Result<Tensor> {
     allocate_and_join(CAT, &borrowed(tensors), dim)
 }
 
 /// [`cat`] into `y`, which may have any strides.
-///
-/// # Errors
-/// As [`cat`].
 pub fn cat_into<T: Borrow<Tensor>>(y: TensorMut, tensors: &[T], dim: usize) -> Result<()> {
     join(CAT, y, &borrowed(tensors), dim)
 }
@@ -61,9 +58,6 @@ pub fn stack<T: Borrow<Tensor>>(tensors: &[T], dim: usize) -> Result<Tensor> {
 }
 
 /// [`stack`] into `y`, which may have any strides.
-///
-/// # Errors
-/// As [`cat`].
 pub fn stack_into<T: Borrow<Tensor>>(y: TensorMut, tensors: &[T], dim: usize) -> Result<()> {
     join(STACK, y, &entries(&borrowed(tensors), dim)?, dim)
 }

@@ -6,17 +6,27 @@ use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut};
 /// A tensor argument, input or output.
 pub(crate) trait Argument {
     fn layout(&self) -> &Layout;
+    /// The device address of the first element; 0 on the CPU and for views without elements.
+    fn address(&self) -> u64;
 }
 
 impl Argument for Tensor {
     fn layout(&self) -> &Layout {
         self.layout()
     }
+
+    fn address(&self) -> u64 {
+        self.address()
+    }
 }
 
 impl Argument for TensorMut<'_> {
     fn layout(&self) -> &Layout {
         self.layout()
+    }
+
+    fn address(&self) -> u64 {
+        self.address()
     }
 }
 
@@ -69,6 +79,22 @@ impl Check {
         match x.layout().is_contiguous() {
             true => Ok(()),
             false => Err(Error::Layout { op: self.0, argument, needed: "contiguous" }),
+        }
+    }
+
+    /// Requires a first element at a multiple of `bytes` bytes, a power of two, from the start of the storage, which is aligned;
+    /// on a GPU also in memory, as a storage of another library may begin anywhere. So the verdict is the same on every device.
+    pub fn aligned(self, argument: &'static str, x: &impl Argument, bytes: usize) -> Result<()> {
+        let Layout { dtype, shape, offset, .. } = x.layout();
+        let is_aligned =
+            (offset * dtype.size()).is_multiple_of(bytes) && x.address().is_multiple_of(bytes as u64);
+        match is_aligned || shape.elements() == 0 {
+            true => Ok(()),
+            false => Err(Error::Layout {
+                op: self.0,
+                argument,
+                needed: "aligned: a view that begins at a multiple of 16 bytes",
+            }),
         }
     }
 

@@ -16,10 +16,6 @@ const CHECK: Check = Check("column_sum");
 /// assert_eq!(ops::column_sum(&x)?.to_vec::<f32>()?, [4.0, 6.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn column_sum(x: &Tensor) -> Result<Tensor> {
     let (_, cols) = x.shape().rows_cols();
     let mut y = Tensor::uninitialized([cols], DType::F32, &x.device())?;
@@ -28,9 +24,6 @@ pub fn column_sum(x: &Tensor) -> Result<Tensor> {
 }
 
 /// [`column_sum`] into `y`, \[cols\] f32.
-///
-/// # Errors
-/// As [`column_sum`].
 pub fn column_sum_into(y: TensorMut, x: &Tensor) -> Result<()> {
     CHECK.float("x", x)?;
     CHECK.dtype("y", &y, DType::F32)?;

@@ -20,8 +20,8 @@ const CHECK: Check = Check("copy");
 /// ```
 ///
 /// # Errors
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six
-/// dimensions remain after merging neighbours without gaps, or a device error.
+/// [`Error::Unsupported`](crate::Error::Unsupported) if more than six dimensions remain after merging neighbours
+/// without gaps.
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     copy_into(y.view_mut()?, x)?;
@@ -29,10 +29,6 @@ pub fn copy(x: &Tensor) -> Result<Tensor> {
 }
 
 /// Copies `x` into `y`, of the same shape and type; each may have any strides.
-///
-/// # Errors
-/// As [`copy`], and [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType),
-/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
 pub fn copy_into(y: TensorMut, x: &Tensor) -> Result<()> {
     CHECK.size("x", x)?;
     CHECK.size("y", &y)?;
@@ -48,9 +44,6 @@ pub fn copy_into(y: TensorMut, x: &Tensor) -> Result<()> {
 
 impl Tensor {
     /// This tensor if it is contiguous, else a contiguous copy.
-    ///
-    /// # Errors
-    /// As [`copy`].
     pub fn contiguous(&self) -> Result<Self> {
         if self.is_contiguous() { Ok(self.clone()) } else { copy(self) }
     }
@@ -58,9 +51,6 @@ impl Tensor {
 
 impl KvMut<'_> {
     /// Overwrites it with the first tokens of `from`, of the same format and dimensions.
-    ///
-    /// # Errors
-    /// As [`copy_into`].
     pub(crate) fn copy_from(self, from: &KvTensor) -> Result<()> {
         let len = self.dims[0];
         copy_into(self.values, &from.values.narrow(0, 0, len)?)?;

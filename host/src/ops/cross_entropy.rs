@@ -28,10 +28,6 @@ const CHUNK_BYTES: usize = 64 << 20;
 /// assert_eq!(x.to_vec::<f32>()?, [0.5, -0.5]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn cross_entropy_into(loss: TensorMut, x: TensorMut, labels: &Tensor, scale: f32) -> Result<()> {
     let &[rows, _] = x.dims() else { return Err(CHECK.bad_shape("x", &x, "[rows, cols]")) };
     CHECK.dtype("x", &x, DType::F32)?;
@@ -77,9 +73,6 @@ pub struct LinearCrossEntropy {
 /// assert_eq!(found.dw.map(|dw| dw.to_vec::<f32>()).transpose()?, Some(vec![-0.5, 0.5]));
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`cross_entropy_into`].
 pub fn linear_cross_entropy(
     x: &Tensor,
     w: &Tensor,

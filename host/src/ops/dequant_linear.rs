@@ -19,10 +19,6 @@ use crate::{DType, Device, Result, Tensor, gpu};
 /// assert_eq!(y.to_vec::<f32>()?, [32.0 * 127.0; 2]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn dequant_linear(x: &Tensor, w: &QuantTensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let check = Check("dequant_linear");
     let rows = rows(check, "x", x, w.cols(), "[rows, k], w's columns")?;
@@ -55,9 +51,6 @@ pub fn dequant_linear(x: &Tensor, w: &QuantTensor, bias: Option<&Tensor>) -> Res
 /// assert_eq!(dx.to_vec::<f32>()?, [2.0 * 127.0; 32]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`dequant_linear`].
 pub fn dequant_linear_backward(dy: &Tensor, w: &QuantTensor) -> Result<Tensor> {
     let check = Check("dequant_linear_backward");
     let rows = rows(check, "dy", dy, w.rows(), "[rows, n], w's rows")?;

@@ -15,18 +15,11 @@ use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 /// assert_eq!(ops::add(&x, &bias)?.to_vec::<f32>()?, [11.0, 22.0, 13.0, 24.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     new_like(x, |z| add_into(z, x, y))
 }
 
 /// [`add`] into `z`, of `x`'s shape and type.
-///
-/// # Errors
-/// As [`add`].
 pub fn add_into(z: TensorMut, x: &Tensor, y: &Tensor) -> Result<()> {
     binary(Check("add"), Binary::Add, z, ("x", x), ("y", y))
 }
@@ -41,17 +34,11 @@ pub fn add_into(z: TensorMut, x: &Tensor, y: &Tensor) -> Result<()> {
 /// assert_eq!(ops::mul(&x, &x)?.to_vec::<f32>()?, [1.0, 4.0, 9.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`add`].
 pub fn mul(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     new_like(x, |z| mul_into(z, x, y))
 }
 
 /// [`mul`] into `z`, of `x`'s shape and type.
-///
-/// # Errors
-/// As [`add`].
 pub fn mul_into(z: TensorMut, x: &Tensor, y: &Tensor) -> Result<()> {
     binary(Check("mul"), Binary::Mul, z, ("x", x), ("y", y))
 }
@@ -67,17 +54,11 @@ pub fn mul_into(z: TensorMut, x: &Tensor, y: &Tensor) -> Result<()> {
 /// assert_eq!(ops::silu_mul(&gate, &up)?.to_vec::<f32>()?, [0.0, 500.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`add`].
 pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     new_like(gate, |z| silu_mul_into(z, gate, up))
 }
 
 /// [`silu_mul`] into `z`, of `gate`'s shape and type.
-///
-/// # Errors
-/// As [`add`].
 pub fn silu_mul_into(z: TensorMut, gate: &Tensor, up: &Tensor) -> Result<()> {
     let check = Check("silu_mul");
     check.shape("up", up, gate.dims(), "gate's shape")?;
@@ -94,17 +75,11 @@ pub fn silu_mul_into(z: TensorMut, gate: &Tensor, up: &Tensor) -> Result<()> {
 /// assert_eq!(ops::scale(&x, 0.5)?.to_vec::<f32>()?, [0.5, -1.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`add`].
 pub fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
     new_like(x, |y| scale_into(y, x, factor))
 }
 
 /// [`scale`] into `y`, of `x`'s shape and type.
-///
-/// # Errors
-/// As [`add`].
 pub fn scale_into(y: TensorMut, x: &Tensor, factor: f32) -> Result<()> {
     unary(Check("scale"), Unary::Scale(factor), y, x)
 }
@@ -120,17 +95,11 @@ pub fn scale_into(y: TensorMut, x: &Tensor, factor: f32) -> Result<()> {
 /// assert!((y[0] - 0.841192).abs() < 1e-6 && y[1] == 0.0 && y[2] == 0.0);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`add`].
 pub fn gelu_tanh(x: &Tensor) -> Result<Tensor> {
     new_like(x, |y| gelu_tanh_into(y, x))
 }
 
 /// [`gelu_tanh`] into `y`, of `x`'s shape and type.
-///
-/// # Errors
-/// As [`add`].
 pub fn gelu_tanh_into(y: TensorMut, x: &Tensor) -> Result<()> {
     unary(Check("gelu_tanh"), Unary::GeluTanh, y, x)
 }
@@ -146,17 +115,11 @@ pub fn gelu_tanh_into(y: TensorMut, x: &Tensor) -> Result<()> {
 /// assert!((y[0] - 0.8413447).abs() < 1e-6 && y[1] == 0.0 && y[2] == 0.0);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`add`].
 pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
     new_like(x, |y| gelu_erf_into(y, x))
 }
 
 /// [`gelu_erf`] into `y`, of `x`'s shape and type.
-///
-/// # Errors
-/// As [`add`].
 pub fn gelu_erf_into(y: TensorMut, x: &Tensor) -> Result<()> {
     unary(Check("gelu_erf"), Unary::GeluErf, y, x)
 }

@@ -16,11 +16,6 @@ const CHECK: Check = Check("embedding");
 /// assert_eq!(ops::embedding(&table, &ids)?.to_vec::<f32>()?, [2.0, 2.5, 0.0, 0.5]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape),
-/// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge),
-/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let cols = table.dims().last().copied().unwrap_or(0);
     let mut y = Tensor::uninitialized([ids.shape().elements(), cols], DType::F32, &table.device())?;
@@ -29,9 +24,6 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
 }
 
 /// [`embedding`] into `y`, [n, cols] f32.
-///
-/// # Errors
-/// As [`embedding`].
 pub fn embedding_into(y: TensorMut, table: &Tensor, ids: &Tensor) -> Result<()> {
     CHECK.float("table", table)?;
     CHECK.dtype("ids", ids, DType::U32)?;

@@ -17,10 +17,6 @@ const CHECK: Check = Check("embedding_backward");
 /// assert_eq!(ops::embedding_backward(&dy, &ids, 3)?.to_vec::<f32>()?, [2.0, 5.0, 0.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn embedding_backward(dy: &Tensor, ids: &Tensor, rows: usize) -> Result<Tensor> {
     let cols = dy.dims().last().copied().unwrap_or(0);
     let mut dtable = Tensor::uninitialized([rows, cols], DType::F32, &dy.device())?;
@@ -29,9 +25,6 @@ pub fn embedding_backward(dy: &Tensor, ids: &Tensor, rows: usize) -> Result<Tens
 }
 
 /// [`embedding_backward`] into `dtable`, [rows, cols] f32.
-///
-/// # Errors
-/// As [`embedding_backward`].
 pub fn embedding_backward_into(dtable: TensorMut, dy: &Tensor, ids: &Tensor) -> Result<()> {
     run(dtable, dy, ids, false)
 }
@@ -46,9 +39,6 @@ pub fn embedding_backward_into(dtable: TensorMut, dy: &Tensor, ids: &Tensor) -> 
 /// assert_eq!(dtable.to_vec::<f32>()?, [2.0, 1.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`embedding_backward`].
 pub fn embedding_backward_add(dtable: TensorMut, dy: &Tensor, ids: &Tensor) -> Result<()> {
     run(dtable, dy, ids, true)
 }

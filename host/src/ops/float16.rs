@@ -4,7 +4,7 @@ use super::check::{Check, aligned};
 use super::matmul::matmul_into;
 use crate::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
 use crate::problem::matmul::Matmul;
-use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
+use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 /// Exponent bits of IEEE half precision.
 const F16_EXPONENT_BITS: u32 = 5;
@@ -24,8 +24,7 @@ const F16_EXPONENT_BITS: u32 = 5;
 /// ```
 ///
 /// # Errors
-/// [`Error::Unsupported`](crate::Error::Unsupported) for any other number of bits, [`Error::DType`](crate::Error::DType),
-/// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for any other number of bits.
 pub fn float16_encode(x: &Tensor, exponent_bits: u32, overflow: Overflow) -> Result<Float16Tensor> {
     const CHECK: Check = Check("float16_encode");
     if !EXPONENT_BITS.contains(&exponent_bits) {
@@ -59,7 +58,8 @@ pub fn float16_encode(x: &Tensor, exponent_bits: u32, overflow: Overflow) -> Res
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout),
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn float16_matmul(x: &Tensor, w: &Float16Tensor) -> Result<Tensor> {
     const CHECK: Check = Check("float16_matmul");
     let (Some((cols, outer)), &[n, k]) = (x.dims().split_last(), w.shape().dims()) else {
@@ -97,9 +97,6 @@ pub fn float16_matmul(x: &Tensor, w: &Float16Tensor) -> Result<Tensor> {
 /// assert!((y[0] - 0.1).abs() < 0.1 / 2048.0 && y[1] == -3.0); // 11 bits of mantissa
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// A device error.
 pub fn float16_decode(x: &Float16Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), DType::F32, &x.device())?;
     float16_decode_into(y.view_mut()?, x)?;
@@ -107,18 +104,12 @@ pub fn float16_decode(x: &Float16Tensor) -> Result<Tensor> {
 }
 
 /// [`float16_decode`] into `y`, f32 of `x`'s shape, 16-byte aligned.
-///
-/// # Errors
-/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn float16_decode_into(y: TensorMut, x: &Float16Tensor) -> Result<()> {
     const CHECK: Check = Check("float16_decode");
     CHECK.dtype("y", &y, DType::F32)?;
     CHECK.shape("y", &y, x.shape().dims(), "x's shape")?;
     CHECK.contiguous("y", &y)?;
-    if !y.address().is_multiple_of(16) {
-        return Err(Error::Layout { op: CHECK.0, argument: "y", needed: "16-byte aligned" });
-    }
+    CHECK.aligned("y", &y, 16)?;
     match CHECK.device(&y, &[("x", &x.codes)])? {
         Device::Cpu => cpu::float16::decode(y, x),
         Device::Cuda(device) => gpu::float16::decode(&device, y, x),

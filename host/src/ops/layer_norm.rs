@@ -21,9 +21,7 @@ const CHECK: Check = Check("layer_norm");
 /// ```
 ///
 /// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch),
-/// [`Error::Unsupported`](crate::Error::Unsupported) for a negative or infinite `eps`, or a device error.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a negative or infinite `eps`.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     layer_norm_into(y.view_mut()?, x, weight, bias, eps)?;
@@ -31,9 +29,6 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Resul
 }
 
 /// [`layer_norm`] into `y`, of `x`'s shape and type.
-///
-/// # Errors
-/// As [`layer_norm`].
 pub fn layer_norm_into(y: TensorMut, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<()> {
     let dtype = CHECK.float("x", x)?;
     CHECK.dtype("weight", weight, dtype)?;

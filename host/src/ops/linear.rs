@@ -36,9 +36,7 @@ const CHECK: Check = Check("linear");
 /// ```
 ///
 /// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch),
-/// [`Error::Unsupported`](crate::Error::Unsupported) for a negative or infinite eps, or a device error.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a negative or infinite eps.
 pub fn linear(x: &Tensor, w: &Tensor, norm: Option<(&Tensor, f32)>, epilogue: &Epilogue) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(output_shape(x, w, epilogue.activation)?, x.dtype(), &x.device())?;
     linear_into(y.view_mut()?, x, w, norm, epilogue)?;
@@ -46,9 +44,6 @@ pub fn linear(x: &Tensor, w: &Tensor, norm: Option<(&Tensor, f32)>, epilogue: &E
 }
 
 /// [`linear`] into `y`, contiguous.
-///
-/// # Errors
-/// As [`linear`].
 pub fn linear_into(
     y: TensorMut,
     x: &Tensor,

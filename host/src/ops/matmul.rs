@@ -22,9 +22,6 @@ const CHECK: Check = Check("matmul");
 /// assert_eq!(ops::matmul(&a, &transposed)?.to_vec::<f32>()?, [21.0, 2100.0, 43.0, 4300.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::Shape`], [`Error::DType`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
 pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let shape = output_shape(a, b)?;
     let mut c = Tensor::uninitialized(shape, output_dtype(a, b)?, &a.device())?;

@@ -29,9 +29,6 @@ pub fn rms_norm_backward(dy: &Tensor, x: &Tensor, weight: &Tensor, eps: f32) -> 
 }
 
 /// [`rms_norm_backward`] into `dx`, of `x`'s shape and type, and optionally `dweight`, \[cols\] f32.
-///
-/// # Errors
-/// As [`rms_norm_backward`].
 pub fn rms_norm_backward_into(
     dx: TensorMut,
     dweight: Option<TensorMut>,
@@ -41,7 +38,7 @@ pub fn rms_norm_backward_into(
     eps: f32,
 ) -> Result<()> {
     let check = Check("rms_norm_backward");
-    backward(check, false, dx, [dweight, None], dy, x, weight, eps)
+    backward(check, false, dx, [dweight, None], [dy, x, weight], eps)
 }
 
 /// The gradients of [`layer_norm`](super::layer_norm()) with respect to its input, its weight and its bias: with
@@ -73,9 +70,6 @@ pub fn layer_norm_backward(dy: &Tensor, x: &Tensor, weight: &Tensor, eps: f32) -
 }
 
 /// [`layer_norm_backward`] into `dx`, of `x`'s shape and type, and optionally `dweight` and `dbias`, \[cols\] f32.
-///
-/// # Errors
-/// As [`layer_norm_backward`].
 pub fn layer_norm_backward_into(
     dx: TensorMut,
     sums: Option<[TensorMut; 2]>,
@@ -86,7 +80,7 @@ pub fn layer_norm_backward_into(
 ) -> Result<()> {
     let check = Check("layer_norm_backward");
     let [dweight, dbias] = sums.map_or([None, None], |sums| sums.map(Some));
-    backward(check, true, dx, [dweight, dbias], dy, x, weight, eps)
+    backward(check, true, dx, [dweight, dbias], [dy, x, weight], eps)
 }
 
 /// The gradient of layer norm, or of RMS norm.
@@ -95,9 +89,7 @@ fn backward(
     is_layer_norm: bool,
     dx: TensorMut,
     [dweight, dbias]: [Option<TensorMut>; 2],
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
+    inputs @ [dy, x, weight]: [&Tensor; 3],
     eps: f32,
 ) -> Result<()> {
     let dtype = check.float("x", x)?;
@@ -128,7 +120,7 @@ fn backward(
     match device {
         Device::Cpu => cpu::norm_backward::backward(is_layer_norm, dx, [dweight, dbias], dy, x, weight, eps),
         Device::Cuda(device) => {
-            gpu::norm_backward::backward(&device, is_layer_norm, dx, [dweight, dbias], dy, x, weight, eps)
+            gpu::norm_backward::backward(&device, is_layer_norm, dx, [dweight, dbias], inputs, eps)
         }
     }
 }

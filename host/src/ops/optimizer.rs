@@ -20,11 +20,8 @@ use crate::{DType, Device, Result, Tensor, cpu, gpu};
 /// ```
 ///
 /// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch),
 /// [`Error::SharedOutput`](crate::Error::SharedOutput) if another tensor shares a parameter's storage or a moment's,
-/// [`Error::Unsupported`](crate::Error::Unsupported) for a step of 0, or a device error. Without an error all are changed, with one
-/// of the first group none.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a step of 0.
 pub fn adamw_step(tensors: &mut [AdamWTensor], options: &AdamW) -> Result<()> {
     let check = Check("adamw_step");
     if options.step == 0 {
@@ -88,9 +85,6 @@ pub fn sgd_step(tensors: &mut [SgdTensor], options: &Sgd) -> Result<()> {
 /// assert_eq!(ops::squared_norm(&[&x, &y])?, 25.0);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`adamw_step`].
 pub fn squared_norm(tensors: &[&Tensor]) -> Result<f64> {
     let mut device = None;
     for tensor in tensors {

@@ -44,9 +44,8 @@ pub const PAGE: usize = paged::PAGE as usize;
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
-/// [`Error::Unsupported`] for any other head_dim, if v's format is not k's, for more keys than the table has pages for, and
-/// on the CPU for a page that is not in the pool.
+/// [`Error::Unsupported`] for any other head_dim, if v's format is not k's, for more keys than the
+/// table has pages for, and on the CPU for a page that is not in the pool.
 pub fn paged_attention_into(
     out: TensorMut,
     q: &Tensor,
@@ -153,7 +152,7 @@ pub fn paged_attention_each_into(
             cpu::paged_attention::paged_attention(out, q, kv, ("tables", tables), lens, last_row, &problem)
         }
         Device::Cuda(device) => {
-            gpu::paged_attention::each(&device, out, q, kv, tables, lens, last_row as u32, &problem)
+            gpu::paged_attention::each(&device, out, q, kv, [tables, lens], last_row as u32, &problem)
         }
     }
 }

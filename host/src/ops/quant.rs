@@ -25,7 +25,7 @@ use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`] if `x` is not [n, k] with k > 0, [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], or a device error.
+/// [`Error::Shape`] if `x` is not [n, k] with k > 0.
 pub fn quantize(x: &Tensor, format: Format) -> Result<QuantTensor> {
     const CHECK: Check = Check("quantize");
     CHECK.dtype("x", x, DType::F32)?;
@@ -76,9 +76,6 @@ impl QuantTensor {
 /// assert_eq!(ops::dequantize(&w, DType::F32)?.to_vec::<f32>()?, [127.0, -64.0, 1.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`], or a device error.
 pub fn dequantize(w: &QuantTensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(w.shape(), dtype, &w.device())?;
     dequantize_into(y.view_mut()?, w)?;
@@ -88,7 +85,8 @@ pub fn dequantize(w: &QuantTensor, dtype: DType) -> Result<Tensor> {
 /// [`dequantize`] into `y` [n, k], f32 or f16.
 ///
 /// # Errors
-/// As [`dequantize`], and [`Error::Shape`], [`Error::Layout`], [`Error::DeviceMismatch`].
+/// As [`dequantize`], and [`Error::Shape`], [`Error::DeviceMismatch`], and [`Error::Layout`] if `y` is not contiguous, or if k is a
+/// multiple of 4 and the view does not begin at a multiple of 4 elements.
 pub fn dequantize_into(y: TensorMut, w: &QuantTensor) -> Result<()> {
     const CHECK: Check = Check("dequantize");
     CHECK.shape("y", &y, w.shape().dims(), "w's shape")?;
@@ -108,9 +106,6 @@ pub fn dequantize_into(y: TensorMut, w: &QuantTensor) -> Result<()> {
 /// assert_eq!(ops::quant_embedding(&table, &ids, DType::F32)?.to_vec::<f32>()?, [254.0, 2.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
 pub fn quant_embedding(table: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(with_last(ids.shape(), table.cols()), dtype, &table.device())?;
     quant_embedding_into(y.view_mut()?, table, ids)?;
@@ -120,7 +115,7 @@ pub fn quant_embedding(table: &QuantTensor, ids: &Tensor, dtype: DType) -> Resul
 /// [`quant_embedding`] into `y` [.., k].
 ///
 /// # Errors
-/// As [`quant_embedding`], and [`Error::Shape`].
+/// As [`quant_embedding`], and [`Error::Shape`]; [`Error::Layout`] also as [`dequantize_into`].
 pub fn quant_embedding_into(y: TensorMut, table: &QuantTensor, ids: &Tensor) -> Result<()> {
     const CHECK: Check = Check("quant_embedding");
     CHECK.dtype("ids", ids, DType::U32)?;
@@ -131,8 +126,11 @@ pub fn quant_embedding_into(y: TensorMut, table: &QuantTensor, ids: &Tensor) -> 
 }
 
 fn rows_into(check: Check, y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>) -> Result<()> {
-    check.float("y", &y)?;
+    let dtype = check.float("y", &y)?;
     check.contiguous("y", &y)?;
+    if w.cols().is_multiple_of(4) {
+        check.aligned("y", &y, 4 * dtype.size())?; // four values are stored at once
+    }
     match check.device(&y, &[("w", &w.quants)])? {
         Device::Cpu => cpu::quant::dequantize(y, w, ids),
         Device::Cuda(device) => gpu::quant::dequantize(&device, y, w, ids),
@@ -150,9 +148,6 @@ fn rows_into(check: Check, y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>) 
 /// assert_eq!((scale, sum), (2.0 / 127.0, 32 * 127));
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], or a device error.
 pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
     const CHECK: Check = Check("quantize_rows");
     CHECK.float("x", x)?;
@@ -184,14 +179,14 @@ pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
 pub fn rms_norm_rows(x: &Tensor, weight: &Tensor, eps: f32) -> Result<QuantRows> {
     const CHECK: Check = Check("rms_norm_rows");
     let (_, cols) = x.shape().rows_cols();
-    let device = match x.device() {
-        Device::Cuda(device) if x.dtype() == DType::F32 && gpu::quant::norm_is_fused(cols) => device,
-        _ => return quantize_rows(&rms_norm(x, weight, eps)?),
-    };
     rms_norm::check_inputs(CHECK, x, weight, eps)?;
     if !weight.device().same(&x.device()) {
         return Err(CHECK.elsewhere("weight", &weight.device(), &x.device()));
     }
+    let device = match x.device() {
+        Device::Cuda(device) if x.dtype() == DType::F32 && gpu::quant::norm_is_fused(cols) => device,
+        _ => return quantize_rows(&rms_norm(x, weight, eps)?),
+    };
     let mut rows = QuantRows::uninitialized(x.shape().clone(), &x.device())?;
     CHECK.size("x", &rows.quants)?;
     gpu::quant::rms_norm_rows(&device, &mut rows, &aligned(x)?, &aligned(weight)?, eps)?;
@@ -284,9 +279,6 @@ pub fn quant_linear(
 }
 
 /// [`quant_linear`] into `y`, contiguous.
-///
-/// # Errors
-/// As [`quant_linear`].
 pub fn quant_linear_into(
     y: TensorMut,
     x: &Tensor,
@@ -326,9 +318,6 @@ pub fn quant_linear_into(
 /// assert!(y.iter().zip(&exact).all(|(y, exact)| (y - exact).abs() < 0.3)); // sums of 64 products, of about ±8
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
 pub fn quant_matmul(x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
     quant_matmul_into(y.view_mut()?, x, w, epilogue)?;
@@ -336,9 +325,6 @@ pub fn quant_matmul(x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<
 }
 
 /// [`quant_matmul`] into `y` [.., n] f32.
-///
-/// # Errors
-/// As [`quant_matmul`].
 pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
     let is_vector = has_one_row(x) && x.dtype() == DType::F32 && x.device().is_cuda();
     if !is_vector || w.rows() == 0 {
@@ -371,9 +357,6 @@ fn has_one_row(x: &Tensor) -> bool {
 /// }
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`quant_matmul`].
 pub fn quant_matmul_rows_into(
     y: TensorMut,
     x: &QuantRows,
@@ -447,9 +430,6 @@ pub fn fake_quantize(x: &Tensor, format: Format) -> Result<Tensor> {
 /// assert_eq!(ops::fake_quantize_gradient(&dy, &x, 2.0)?.to_vec::<f32>()?, [10.0, 0.0, 30.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
 pub fn fake_quantize_gradient(dy: &Tensor, x: &Tensor, limit: f32) -> Result<Tensor> {
     const CHECK: Check = Check("fake_quantize_gradient");
     for (argument, tensor) in [("dy", dy), ("x", x)] {

@@ -22,9 +22,7 @@ use kernels_gpu::quant::blocks::BLOCK;
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::Unsupported`](crate::Error::Unsupported) for the other formats, [`Error::TooLarge`](crate::Error::TooLarge),
-/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for the other formats.
 pub fn quantize_scaled(x: &Tensor, scales: &Tensor, format: Format) -> Result<QuantTensor> {
     const CHECK: Check = Check("quantize_scaled");
     let device = check(CHECK, x, scales, format)?;
@@ -86,9 +84,6 @@ pub fn fake_quantize_scaled_backward(
 }
 
 /// [`fake_quantize_scaled_backward`] into dx and dscales, contiguous.
-///
-/// # Errors
-/// As [`quantize_scaled`].
 pub fn fake_quantize_scaled_backward_into(
     [dx, dscales]: [TensorMut; 2],
     dy: &Tensor,
@@ -106,6 +101,9 @@ pub fn fake_quantize_scaled_backward_into(
         CHECK.contiguous(argument, gradient)?;
         CHECK.shape(argument, gradient, of.dims(), "the shape of what it is the gradient of")?;
     }
+    if x.shape().rows_cols().1.is_multiple_of(4) {
+        CHECK.aligned("dx", &dx, 16)?; // four values are stored at once
+    }
     CHECK.device(&dx, &[("dy", dy), ("x", x), ("scales", scales)])?;
     if !dscales.device().same(&device) {
         return Err(CHECK.elsewhere("dscales", &dscales.device(), &device));
@@ -122,7 +120,7 @@ impl QuantTensor {
     /// The blocks' scales in f32, [n, ceil(k / 32)], of `Q8_0` and `Q4_0`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for the other formats, or a device error.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for the other formats.
     pub fn block_scales(&self) -> Result<Tensor> {
         check_format(Check("block_scales"), self.format())?;
         cast(&self.scales, DType::F32)

@@ -17,16 +17,12 @@ use crate::{DType, Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
 /// ```
 ///
 /// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape) for rank 0,
-/// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
+/// [`Error::Shape`](crate::Error::Shape) for rank 0.
 pub fn sum(x: &Tensor) -> Result<Tensor> {
     new(x, x.dtype(), Reduction::Sum)
 }
 
 /// [`sum`] into `y`: [..] of `x`'s type.
-///
-/// # Errors
-/// As [`sum`], and [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
 pub fn sum_into(y: TensorMut, x: &Tensor) -> Result<()> {
     let dtype = x.dtype();
     reduce(y, x, dtype, Reduction::Sum)
@@ -50,9 +46,6 @@ pub fn max(x: &Tensor) -> Result<Tensor> {
 }
 
 /// [`max`] into `y`: [..] of `x`'s type.
-///
-/// # Errors
-/// As [`max`], and [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
 pub fn max_into(y: TensorMut, x: &Tensor) -> Result<()> {
     let dtype = x.dtype();
     reduce(y, x, dtype, Reduction::Max)
@@ -76,9 +69,6 @@ pub fn argmax(x: &Tensor) -> Result<Tensor> {
 }
 
 /// [`argmax`] into `y`: [..] u32.
-///
-/// # Errors
-/// As [`max`], and [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
 pub fn argmax_into(y: TensorMut, x: &Tensor) -> Result<()> {
     reduce(y, x, DType::U32, Reduction::Argmax)
 }

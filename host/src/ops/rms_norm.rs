@@ -19,9 +19,7 @@ const CHECK: Check = Check("rms_norm");
 /// ```
 ///
 /// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch),
-/// [`Error::Unsupported`](crate::Error::Unsupported) for a negative or infinite `eps`, or a device error.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a negative or infinite `eps`.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     rms_norm_into(y.view_mut()?, x, weight, eps)?;
@@ -29,9 +27,6 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
 }
 
 /// [`rms_norm`] into `y`, of `x`'s shape and type.
-///
-/// # Errors
-/// As [`rms_norm`].
 pub fn rms_norm_into(y: TensorMut, x: &Tensor, weight: &Tensor, eps: f32) -> Result<()> {
     let dtype = check_inputs(CHECK, x, weight, eps)?;
     CHECK.dtype("y", &y, dtype)?;

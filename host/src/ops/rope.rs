@@ -20,11 +20,6 @@ const CHECK: Check = Check("rope");
 /// assert_eq!(y.to_vec::<f32>()?, [0.0, 1.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape),
-/// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge),
-/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     rope_into(y.view_mut()?, x, cos, sin)?;
@@ -32,9 +27,6 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
 }
 
 /// [`rope`] into `y`, of `x`'s shape and type, with stride 1 in its last dimension too.
-///
-/// # Errors
-/// As [`rope`].
 pub fn rope_into(y: TensorMut, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<()> {
     let dtype = CHECK.float("x", x)?;
     CHECK.dtype("y", &y, dtype)?;
@@ -72,17 +64,11 @@ pub fn rope_into(y: TensorMut, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result
 /// assert_eq!(there_and_back.to_vec::<f32>()?, [1.0, 2.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// As [`rope`].
 pub fn rope_backward(dy: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     rope(dy, cos, &super::scale(sin, -1.0)?)
 }
 
 /// [`rope_backward`] into `dx`, under the conditions of `y` in [`rope_into`].
-///
-/// # Errors
-/// As [`rope`].
 pub fn rope_backward_into(dx: TensorMut, dy: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<()> {
     rope_into(dx, dy, cos, &super::scale(sin, -1.0)?)
 }

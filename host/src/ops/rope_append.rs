@@ -36,9 +36,7 @@ const CHECK: Check = Check("rope_append");
 /// ```
 ///
 /// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) for another dim or eps,
-/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for another dim or eps.
 pub fn rope_append_into(
     q: TensorMut,
     [k, v]: [KvMut; 2],

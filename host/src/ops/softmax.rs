@@ -15,10 +15,6 @@ const CHECK: Check = Check("softmax");
 /// assert_eq!(ops::softmax(&x)?.to_vec::<f32>()?, [0.5, 0.5, 0.0, 1.0, 0.0, 0.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge), or a
-/// device error.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     softmax_into(y.view_mut()?, x)?;
@@ -26,9 +22,6 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
 }
 
 /// [`softmax`] into `y`, of `x`'s shape and type.
-///
-/// # Errors
-/// As [`softmax`], and [`Error::Shape`](crate::Error::Shape), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
 pub fn softmax_into(y: TensorMut, x: &Tensor) -> Result<()> {
     let dtype = CHECK.float("x", x)?;
     CHECK.contiguous("x", x)?;

@@ -17,10 +17,6 @@ const CHECK: Check = Check("softmax_backward");
 /// assert_eq!(ops::softmax_backward(&dy, &y)?.to_vec::<f32>()?, [0.25, -0.25]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
-///
-/// # Errors
-/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn softmax_backward(dy: &Tensor, y: &Tensor) -> Result<Tensor> {
     let mut dx = Tensor::uninitialized(y.shape(), y.dtype(), &y.device())?;
     softmax_backward_into(dx.view_mut()?, dy, y)?;
@@ -28,9 +24,6 @@ pub fn softmax_backward(dy: &Tensor, y: &Tensor) -> Result<Tensor> {
 }
 
 /// [`softmax_backward`] into `dx`, of `y`'s shape and type.
-///
-/// # Errors
-/// As [`softmax_backward`].
 pub fn softmax_backward_into(dx: TensorMut, dy: &Tensor, y: &Tensor) -> Result<()> {
     let dtype = CHECK.float("y", y)?;
     CHECK.dtype("dy", dy, dtype)?;

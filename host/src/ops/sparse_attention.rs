@@ -48,13 +48,13 @@ impl PreparedMask {
     /// Builds the lists of blocks and copies them to `device`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), or a driver error.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn new(mask: BlockMask, path: Path, device: &Device) -> Result<Self> {
-        Self::of_warps(mask, path, None, device)
+        Self::with_warps(mask, path, None, device)
     }
 
     /// [`new`](Self::new) with the number of warps of the prefill kernels' blocks: 1, 2 or 4.
-    pub(crate) fn of_warps(
+    pub(crate) fn with_warps(
         mask: BlockMask,
         path: Path,
         warps: Option<usize>,
@@ -149,9 +149,6 @@ pub fn sparse_attention(
 }
 
 /// [`sparse_attention`] into `out`, of `q`'s shape and type, with strides under the same conditions.
-///
-/// # Errors
-/// As [`sparse_attention`].
 pub fn sparse_attention_into(
     out: TensorMut,
     q: &Tensor,
@@ -210,10 +207,8 @@ fn check_mask(check: Check, q: &Tensor, k: &Tensor, problem: &Problem, mask: &Bl
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType),
-/// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge),
-/// [`Error::Unsupported`](crate::Error::Unsupported) for a block of 0 and for a head_dim that [`attention`](super::attention()) does not take,
-/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a block of 0 and for a head_dim that
+/// [`attention`](super::attention()) does not take.
 pub fn block_mean(x: &Tensor, block: usize) -> Result<Tensor> {
     let mut dims = x.dims().to_vec();
     if let Some(rows) = dims.len().checked_sub(2) {
@@ -225,9 +220,6 @@ pub fn block_mean(x: &Tensor, block: usize) -> Result<Tensor> {
 }
 
 /// [`block_mean`] into `y`, which is contiguous.
-///
-/// # Errors
-/// As [`block_mean`].
 pub fn block_mean_into(y: TensorMut, x: &Tensor, block: usize) -> Result<()> {
     const CHECK: Check = Check("block_mean");
     CHECK.float("x", x)?;

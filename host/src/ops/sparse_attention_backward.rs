@@ -49,9 +49,6 @@ pub fn sparse_attention_backward(
 
 /// [`sparse_attention_backward`] into dq, dk and dv, of the shapes and the type of q, k and v; their strides are as free as the inputs'.
 /// `inputs`: dout, q, k, v and out.
-///
-/// # Errors
-/// As [`sparse_attention_backward`].
 pub fn sparse_attention_backward_into(
     outputs: [TensorMut; 3],
     inputs: [&Tensor; 5],

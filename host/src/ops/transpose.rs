@@ -19,8 +19,7 @@ const CHECK: Check = Check("transpose");
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`](crate::Error::Shape) if `x` has fewer than two dimensions, [`Error::Layout`](crate::Error::Layout),
-/// [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
+/// [`Error::Shape`](crate::Error::Shape) if `x` has fewer than two dimensions.
 pub fn transpose(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(transposed(x)?, x.dtype(), &x.device())?;
     transpose_into(y.view_mut()?, x)?;
@@ -28,9 +27,6 @@ pub fn transpose(x: &Tensor) -> Result<Tensor> {
 }
 
 /// [`transpose`] into `y`, [.., cols, rows] of `x`'s type.
-///
-/// # Errors
-/// As [`transpose`], and [`Error::DType`](crate::Error::DType), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
 pub fn transpose_into(y: TensorMut, x: &Tensor) -> Result<()> {
     let shape = transposed(x)?;
     CHECK.contiguous("x", x)?;

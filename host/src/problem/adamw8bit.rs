@@ -25,9 +25,6 @@ pub enum Moment {
 
 impl Moments8bit {
     /// Moments of zero for a number of elements.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`], or a device error.
     pub fn zeros(elements: usize, device: &Device) -> Result<Self> {
         let blocks = elements.div_ceil(BLOCK);
         let codes = Tensor::zeros([2, blocks, BLOCK / 4], DType::U32, device)?;
@@ -38,7 +35,7 @@ impl Moments8bit {
     /// Encodes the values of both moments. The result of [`to_vec`](Self::to_vec) gives the same codes and scales again.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are not equally many, [`Error::TooLarge`], or a device error.
+    /// [`Error::Shape`] if there are not equally many.
     pub fn from_f32(first: &[f32], second: &[f32], device: &Device) -> Result<Self> {
         if first.len() != second.len() {
             let expected = format!("{} values", first.len());
@@ -63,9 +60,6 @@ impl Moments8bit {
     }
 
     /// The values of one moment.
-    ///
-    /// # Errors
-    /// A device error.
     pub fn to_vec(&self, moment: Moment) -> Result<Vec<f32>> {
         let (codes, scales) = (self.codes.to_vec::<u32>()?, self.scales.to_vec::<f32>()?);
         let part = |len: usize| moment as usize * (len / 2)..(moment as usize + 1) * (len / 2);

@@ -30,8 +30,6 @@ impl Default for Matmul {
 pub enum Variant {
     /// By shape, layout and device.
     Auto,
-    /// 16 × 16 tiles, an element per thread: the baseline. f32 only.
-    Textbook,
     /// The register tiles of this name; operands aligned to 16 bytes. `pascaline tune` lists them.
     Tile(&'static str),
     /// 64 × 64 register tiles for any strides and alignment.

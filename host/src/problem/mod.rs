@@ -2,14 +2,22 @@
 //! re-exports those that users name.
 
 pub(crate) mod activate;
-pub(crate) mod adamw8bit;
 pub(crate) mod attention;
-pub(crate) mod attention_backward;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod matmul;
-pub(crate) mod optimizer;
 pub(crate) mod pieces;
 pub(crate) mod reduce;
 pub(crate) mod rope_append;
 pub(crate) mod transpose;
+
+#[cfg(feature = "training")]
+#[path = "."]
+mod training {
+    use super::*;
+    pub(crate) mod adamw8bit;
+    pub(crate) mod attention_backward;
+    pub(crate) mod optimizer;
+}
+#[cfg(feature = "training")]
+pub(crate) use training::*;

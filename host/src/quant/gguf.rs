@@ -1,8 +1,8 @@
 //! GGUF's blocks, which interleave quants and scales. Source: ggml's published block layouts; [`kernels_gpu::quant::blocks`]
 //! has them with their sizes.
 
-use super::gguf_blocks::{self, file_bytes};
-use super::{Format, QuantTensor, block, name};
+use super::gguf_blocks::FileBlocks;
+use super::{Format, QuantTensor, block_len, layout, name};
 use crate::parallel::InTasks;
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut};
 use half::f16;
@@ -28,9 +28,9 @@ impl QuantTensor {
         device: &Device,
     ) -> Result<Self> {
         let shape = shape.into();
-        let (blocks, size) = file_blocks("from_gguf_bytes", format, &shape)?;
-        if bytes.len() != blocks * size {
-            let reason = format!("{shape} takes {} bytes", blocks * size);
+        let (blocks, file) = file_blocks("from_gguf_bytes", format, &shape)?;
+        if bytes.len() != blocks * file.bytes {
+            let reason = format!("{shape} takes {} bytes", blocks * file.bytes);
             return Err(unsupported("from_gguf_bytes", "bytes", bytes.len().to_string(), &reason));
         }
         let mut tensor = Self::uninitialized(format, shape, &Device::Cpu)?;
@@ -38,8 +38,8 @@ impl QuantTensor {
         let (quants, scales) = (bytes_mut(&mut quants), bytes_mut(&mut scales));
         let [of_quants, of_scales, of_file] = of_tasks(blocks, [quants.len(), scales.len(), bytes.len()]);
         let targets = quants.par_chunks_mut(of_quants).zip(scales.par_chunks_mut(of_scales));
-        targets.zip(bytes.par_chunks(of_file)).in_tasks(|((quants, scales), file)| {
-            gguf_blocks::read(format, file, quants, scales);
+        targets.zip(bytes.par_chunks(of_file)).in_tasks(|((quants, scales), bytes)| {
+            (file.read)(bytes, quants, scales);
         });
         tensor.to_device(device)
     }
@@ -47,33 +47,33 @@ impl QuantTensor {
     /// The blocks of a GGUF file.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for `I8` and for rows that are not whole blocks, or a device error.
+    /// [`Error::Unsupported`] for `I8` and for rows that are not whole blocks.
     pub fn to_gguf_bytes(&self) -> Result<Vec<u8>> {
-        let (blocks, size) = file_blocks("to_gguf_bytes", self.format(), self.shape())?;
+        let (blocks, of_format) = file_blocks("to_gguf_bytes", self.format(), self.shape())?;
         let host = self.to_device(&Device::Cpu)?;
         let (quants, scales) = (bytes(&host.quants), bytes(&host.scales));
-        let mut file = vec![0; blocks * size];
+        let mut file = vec![0; blocks * of_format.bytes];
         let [of_quants, of_scales, of_file] = of_tasks(blocks, [quants.len(), scales.len(), file.len()]);
         let sources = quants.par_chunks(of_quants).zip(scales.par_chunks(of_scales));
         file.par_chunks_mut(of_file).zip(sources).in_tasks(|(file, (quants, scales))| {
-            gguf_blocks::write(self.format(), file, quants, scales);
+            (of_format.write)(file, quants, scales);
         });
         Ok(file)
     }
 }
 
-/// The number of blocks of a tensor of this shape in a GGUF file, and the bytes of each.
-fn file_blocks(op: &'static str, format: Format, shape: &Shape) -> Result<(usize, usize)> {
-    let Some(size) = file_bytes(format) else {
+/// The number of blocks of a tensor of this shape in a GGUF file, and their layout.
+fn file_blocks(op: &'static str, format: Format, shape: &Shape) -> Result<(usize, &'static FileBlocks)> {
+    let Some(file) = &layout(format).file else {
         return Err(unsupported(op, "format", name(format).into(), "a GGUF file has no such blocks"));
     };
     let (n, k) = QuantTensor::padded(format, shape)?;
     let cols = shape.dims()[1];
     if k != cols {
-        let reason = format!("rows must be whole blocks of {} values", block(format));
+        let reason = format!("rows must be whole blocks of {} values", block_len(format));
         return Err(unsupported(op, "k", cols.to_string(), &reason));
     }
-    Ok((n * (k / block(format)), size))
+    Ok((n * (k / block_len(format)), file))
 }
 
 /// The bytes of a task's blocks, for arrays with these bytes per block; never 0.

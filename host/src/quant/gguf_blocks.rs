@@ -3,158 +3,129 @@
 //!
 //! Words are little-endian; a compile-time check rejects big-endian hosts.
 
-use super::Format;
 use kernels_gpu::quant::blocks::{
     BlockIq4Nl, BlockIq4Xs, BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0,
 };
 
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Bytes of a block in a file; `None` if the format does not exist in GGUF.
-pub(super) const fn file_bytes(format: Format) -> Option<usize> {
-    match format {
-        Format::I8 => None,
-        Format::Q8_0 => Some(size_of::<BlockQ8_0>()),
-        Format::Q4_0 => Some(size_of::<BlockQ4_0>()),
-        Format::Q4K => Some(size_of::<BlockQ4K>()),
-        Format::Q5K => Some(size_of::<BlockQ5K>()),
-        Format::Q6K => Some(size_of::<BlockQ6K>()),
-        Format::Iq4Nl => Some(size_of::<BlockIq4Nl>()),
-        Format::Iq4Xs => Some(size_of::<BlockIq4Xs>()),
-    }
+/// How a format's blocks stand in a file.
+pub(crate) struct FileBlocks {
+    /// Bytes of a block.
+    pub bytes: usize,
+    /// Converts blocks of a file to quants and scales in their memory layout.
+    pub read: fn(file: &[u8], quants: &mut [u8], scales: &mut [u8]),
+    /// The inverse of `read`.
+    pub write: fn(file: &mut [u8], quants: &[u8], scales: &[u8]),
 }
 
-/// Converts blocks of a file, of [`file_bytes`] each, to quants and scales in their memory layout.
-pub(super) fn read(format: Format, file: &[u8], quants: &mut [u8], scales: &mut [u8]) {
-    match format {
-        Format::I8 => {}
-        Format::Q8_0 => read_each(file, quants, scales, split::<34, 32, 2>),
-        Format::Q4_0 => read_each(file, quants, scales, split::<18, 16, 2>),
-        Format::Q4K => read_each(file, quants, scales, split::<144, 128, 16>),
-        Format::Q5K => read_each(
-            file,
-            quants,
-            scales,
-            |file: &[u8; 176], quants: &mut [u8; 160], scales: &mut [u8; 16]| {
-                scales.copy_from_slice(&file[..16]);
-                quants[..128].copy_from_slice(&file[48..]);
-                quants[128..].copy_from_slice(bytes(&fifth_from_file(words(&file[16..48]))));
+/// From the type of a block in a file, the bytes of its quants and its scales in memory, and what converts one block.
+macro_rules! blocks {
+    ($Block:ty, $quants:literal, $scales:literal, $read:expr, $write:expr) => {
+        FileBlocks {
+            bytes: size_of::<$Block>(),
+            read: |file, quants, scales| {
+                let read: fn(&[u8; size_of::<$Block>()], &mut [u8; $quants], &mut [u8; $scales]) = $read;
+                let memory = quants.as_chunks_mut().0.iter_mut().zip(scales.as_chunks_mut().0);
+                file.as_chunks()
+                    .0
+                    .iter()
+                    .zip(memory)
+                    .for_each(|(file, (quants, scales))| read(file, quants, scales));
             },
-        ),
-        Format::Q6K => read_each(
-            file,
-            quants,
-            scales,
-            |file: &[u8; 210], quants: &mut [u8; 192], scales: &mut [u8; 20]| {
-                scales[..18].copy_from_slice(&file[192..]);
-                scales[18..].fill(0);
-                quants[..128].copy_from_slice(bytes(&low_from_file(words(&file[..128]))));
-                quants[128..].copy_from_slice(bytes(&upper_from_file(words(&file[128..192]))));
+            write: |file, quants, scales| {
+                let write: fn(&mut [u8; size_of::<$Block>()], &[u8; $quants], &[u8; $scales]) = $write;
+                let memory = quants.as_chunks().0.iter().zip(scales.as_chunks().0);
+                file.as_chunks_mut()
+                    .0
+                    .iter_mut()
+                    .zip(memory)
+                    .for_each(|(file, (quants, scales))| write(file, quants, scales));
             },
-        ),
-        Format::Iq4Nl => {
-            read_each(file, quants, scales, |file: &[u8; 18], quants: &mut [u8; 16], scales: &mut [u8; 2]| {
-                scales.copy_from_slice(&file[..2]);
-                quants.copy_from_slice(bytes(&words::<4>(&file[2..]).map(nibbles_from_file)));
-            })
         }
-        Format::Iq4Xs => read_each(
-            file,
-            quants,
-            scales,
-            |file: &[u8; 136], quants: &mut [u8; 128], scales: &mut [u8; 8]| {
-                scales.copy_from_slice(&file[..8]);
-                quants.copy_from_slice(bytes(&words::<32>(&file[8..]).map(nibbles_from_file)));
+    };
+    // scales followed by quants, both unchanged
+    ($Block:ty, $quants:literal, $scales:literal) => {
+        blocks!(
+            $Block,
+            $quants,
+            $scales,
+            |file, quants, scales| {
+                scales.copy_from_slice(&file[..$scales]);
+                quants.copy_from_slice(&file[$scales..]);
             },
-        ),
+            |file, quants, scales| {
+                file[..$scales].copy_from_slice(scales);
+                file[$scales..].copy_from_slice(quants);
+            }
+        )
+    };
+}
+
+pub(super) const Q8_0: FileBlocks = blocks!(BlockQ8_0, 32, 2);
+pub(super) const Q4_0: FileBlocks = blocks!(BlockQ4_0, 16, 2);
+pub(super) const Q4K: FileBlocks = blocks!(BlockQ4K, 128, 16);
+
+pub(super) const Q5K: FileBlocks = blocks!(
+    BlockQ5K,
+    160,
+    16,
+    |file, quants, scales| {
+        scales.copy_from_slice(&file[..16]);
+        quants[..128].copy_from_slice(&file[48..]);
+        quants[128..].copy_from_slice(bytes(&fifth_from_file(words(&file[16..48]))));
+    },
+    |file, quants, scales| {
+        file[..16].copy_from_slice(scales);
+        file[16..48].copy_from_slice(bytes(&fifth_to_file(words(&quants[128..]))));
+        file[48..].copy_from_slice(&quants[..128]);
     }
-}
+);
 
-/// The inverse of [`read`].
-pub(super) fn write(format: Format, file: &mut [u8], quants: &[u8], scales: &[u8]) {
-    match format {
-        Format::I8 => {}
-        Format::Q8_0 => write_each(file, quants, scales, join::<34, 32, 2>),
-        Format::Q4_0 => write_each(file, quants, scales, join::<18, 16, 2>),
-        Format::Q4K => write_each(file, quants, scales, join::<144, 128, 16>),
-        Format::Q5K => {
-            write_each(file, quants, scales, |file: &mut [u8; 176], quants: &[u8; 160], scales: &[u8; 16]| {
-                file[..16].copy_from_slice(scales);
-                file[16..48].copy_from_slice(bytes(&fifth_to_file(words(&quants[128..]))));
-                file[48..].copy_from_slice(&quants[..128]);
-            })
-        }
-        Format::Q6K => {
-            write_each(file, quants, scales, |file: &mut [u8; 210], quants: &[u8; 192], scales: &[u8; 20]| {
-                file[..128].copy_from_slice(bytes(&low_to_file(words(&quants[..128]))));
-                file[128..192].copy_from_slice(bytes(&upper_to_file(words(&quants[128..]))));
-                file[192..].copy_from_slice(&scales[..18]);
-            })
-        }
-        Format::Iq4Nl => {
-            write_each(file, quants, scales, |file: &mut [u8; 18], quants: &[u8; 16], scales: &[u8; 2]| {
-                file[..2].copy_from_slice(scales);
-                file[2..].copy_from_slice(bytes(&words::<4>(quants).map(nibbles_to_file)));
-            })
-        }
-        Format::Iq4Xs => {
-            write_each(file, quants, scales, |file: &mut [u8; 136], quants: &[u8; 128], scales: &[u8; 8]| {
-                file[..8].copy_from_slice(scales);
-                file[8..].copy_from_slice(bytes(&words::<32>(quants).map(nibbles_to_file)));
-            })
-        }
+pub(super) const Q6K: FileBlocks = blocks!(
+    BlockQ6K,
+    192,
+    20,
+    |file, quants, scales| {
+        scales[..18].copy_from_slice(&file[192..]);
+        scales[18..].fill(0);
+        quants[..128].copy_from_slice(bytes(&low_from_file(words(&file[..128]))));
+        quants[128..].copy_from_slice(bytes(&upper_from_file(words(&file[128..192]))));
+    },
+    |file, quants, scales| {
+        file[..128].copy_from_slice(bytes(&low_to_file(words(&quants[..128]))));
+        file[128..192].copy_from_slice(bytes(&upper_to_file(words(&quants[128..]))));
+        file[192..].copy_from_slice(&scales[..18]);
     }
-}
+);
 
-/// Calls `of_block` with each block: F bytes of the file, Q bytes of quants and S bytes of scales.
-fn read_each<const F: usize, const Q: usize, const S: usize>(
-    file: &[u8],
-    quants: &mut [u8],
-    scales: &mut [u8],
-    of_block: impl Fn(&[u8; F], &mut [u8; Q], &mut [u8; S]),
-) {
-    let targets = quants.as_chunks_mut().0.iter_mut().zip(scales.as_chunks_mut().0);
-    file.as_chunks()
-        .0
-        .iter()
-        .zip(targets)
-        .for_each(|(file, (quants, scales))| of_block(file, quants, scales));
-}
+pub(super) const IQ4_NL: FileBlocks = blocks!(
+    BlockIq4Nl,
+    16,
+    2,
+    |file, quants, scales| {
+        scales.copy_from_slice(&file[..2]);
+        quants.copy_from_slice(bytes(&words::<4>(&file[2..]).map(nibbles_from_file)));
+    },
+    |file, quants, scales| {
+        file[..2].copy_from_slice(scales);
+        file[2..].copy_from_slice(bytes(&words::<4>(quants).map(nibbles_to_file)));
+    }
+);
 
-/// As [`read_each`], in the other direction.
-fn write_each<const F: usize, const Q: usize, const S: usize>(
-    file: &mut [u8],
-    quants: &[u8],
-    scales: &[u8],
-    of_block: impl Fn(&mut [u8; F], &[u8; Q], &[u8; S]),
-) {
-    let sources = quants.as_chunks().0.iter().zip(scales.as_chunks().0);
-    file.as_chunks_mut()
-        .0
-        .iter_mut()
-        .zip(sources)
-        .for_each(|(file, (quants, scales))| of_block(file, quants, scales));
-}
-
-/// A block of scales followed by quants, both unchanged.
-fn split<const F: usize, const Q: usize, const S: usize>(
-    file: &[u8; F],
-    quants: &mut [u8; Q],
-    scales: &mut [u8; S],
-) {
-    scales.copy_from_slice(&file[..S]);
-    quants.copy_from_slice(&file[S..]);
-}
-
-/// The inverse of [`split`].
-fn join<const F: usize, const Q: usize, const S: usize>(
-    file: &mut [u8; F],
-    quants: &[u8; Q],
-    scales: &[u8; S],
-) {
-    file[..S].copy_from_slice(scales);
-    file[S..].copy_from_slice(quants);
-}
+pub(super) const IQ4_XS: FileBlocks = blocks!(
+    BlockIq4Xs,
+    128,
+    8,
+    |file, quants, scales| {
+        scales.copy_from_slice(&file[..8]);
+        quants.copy_from_slice(bytes(&words::<32>(&file[8..]).map(nibbles_from_file)));
+    },
+    |file, quants, scales| {
+        file[..8].copy_from_slice(scales);
+        file[8..].copy_from_slice(bytes(&words::<32>(quants).map(nibbles_to_file)));
+    }
+);
 
 fn word(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
@@ -264,17 +235,16 @@ mod tests {
     /// One bit at a time: each moves to exactly one position, and back.
     #[test]
     fn every_bit_comes_back() {
-        for format in [Format::Q5K, Format::Q6K, Format::Iq4Nl, Format::Iq4Xs] {
-            let (size, quants, scales) = match format {
-                Format::Q5K => (176, 160, 16),
-                Format::Q6K => (210, 192, 20),
-                Format::Iq4Xs => (136, 128, 8),
-                _ => (18, 16, 2),
-            };
-            assert_eq!(file_bytes(format), Some(size));
+        for (name, blocks, size, quants, scales) in [
+            ("q5_k", Q5K, 176, 160, 16),
+            ("q6_k", Q6K, 210, 192, 20),
+            ("iq4_nl", IQ4_NL, 18, 16, 2),
+            ("iq4_xs", IQ4_XS, 136, 128, 8),
+        ] {
+            assert_eq!(blocks.bytes, size);
             let of = |file: &[u8]| {
                 let (mut q, mut s) = (vec![0xff; quants], vec![0xff; scales]);
-                read(format, file, &mut q, &mut s);
+                (blocks.read)(file, &mut q, &mut s);
                 [q, s].concat()
             };
             let none = of(&vec![0; size]);
@@ -283,10 +253,10 @@ mod tests {
                 file[bit / 8] = 1 << (bit % 8);
                 let memory = of(&file);
                 let changed: u32 = memory.iter().zip(&none).map(|(a, b)| (a ^ b).count_ones()).sum();
-                assert_eq!(changed, 1, "{format:?}, bit {bit}");
+                assert_eq!(changed, 1, "{name}, bit {bit}");
                 let mut back = vec![0xff; size];
-                write(format, &mut back, &memory[..quants], &memory[quants..]);
-                assert_eq!(back, file, "{format:?}, bit {bit}");
+                (blocks.write)(&mut back, &memory[..quants], &memory[quants..]);
+                assert_eq!(back, file, "{name}, bit {bit}");
             }
         }
     }

@@ -17,15 +17,18 @@
 mod choice;
 mod gguf;
 mod gguf_blocks;
+mod layout;
 mod report;
 mod sizes;
 
 pub use choice::ScaleChoice;
 pub use kernels_gpu::quant::Format;
+pub(crate) use layout::layout;
+pub use layout::{FORMATS, bits, block_len, name};
 pub use report::ErrorReport;
 
 use crate::{DType, Device, Error, Result, Shape, Tensor};
-use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK, ScalesIq4Xs, ScalesQ4K, ScalesQ6K};
+use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
 
 /// A matrix of weights [n, k] in a [`Format`], from [`ops::quantize`](crate::ops::quantize) or a GGUF file. Clones share storage.
 #[derive(Clone, Debug)]
@@ -41,70 +44,13 @@ pub struct QuantTensor {
     pub(crate) scales: Tensor,
 }
 
-/// The memory of a row is a multiple of this many values.
-pub(crate) const fn block(format: Format) -> usize {
-    match format {
-        Format::Q4K | Format::Q5K | Format::Q6K | Format::Iq4Xs => SUPER_BLOCK,
-        Format::I8 | Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => BLOCK,
-    }
-}
-
-/// Values of a block, which share a scale; a row may be divided only between blocks.
-pub const fn block_len(format: Format) -> usize {
-    block(format)
-}
-
-/// Bits of a quant, not counting scales.
-pub const fn bits(format: Format) -> usize {
-    match format {
-        Format::I8 | Format::Q8_0 => 8,
-        Format::Q6K => 6,
-        Format::Q5K => 5,
-        Format::Q4_0 | Format::Q4K | Format::Iq4Nl | Format::Iq4Xs => 4,
-    }
-}
-
-/// The name in case ids, kernels and messages.
-pub const fn name(format: Format) -> &'static str {
-    match format {
-        Format::I8 => "i8",
-        Format::Q8_0 => "q8_0",
-        Format::Q4_0 => "q4_0",
-        Format::Q4K => "q4_k",
-        Format::Q5K => "q5_k",
-        Format::Q6K => "q6_k",
-        Format::Iq4Nl => "iq4_nl",
-        Format::Iq4Xs => "iq4_xs",
-    }
-}
-
-/// Every format.
-pub const FORMATS: [Format; kernels_gpu::quant::FORMATS] = [
-    Format::I8,
-    Format::Q8_0,
-    Format::Q4_0,
-    Format::Q4K,
-    Format::Q5K,
-    Format::Q6K,
-    Format::Iq4Nl,
-    Format::Iq4Xs,
-];
-
 impl QuantTensor {
     /// With undefined contents, for an op to write.
     pub(crate) fn uninitialized(format: Format, shape: Shape, device: &Device) -> Result<Self> {
         let (n, k) = Self::padded(format, &shape)?;
         let quants = Tensor::uninitialized([n, k / 32 * bits(format)], DType::U32, device)?;
-        let words = |words| Tensor::uninitialized([n, k / SUPER_BLOCK, words], DType::U32, device);
-        let scales = match format {
-            Format::I8 => Tensor::uninitialized([n], DType::F32, device)?,
-            Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => {
-                Tensor::uninitialized([n, k / BLOCK], DType::F16, device)?
-            }
-            Format::Q4K | Format::Q5K => words(size_of::<ScalesQ4K>() / 4)?,
-            Format::Q6K => words(size_of::<ScalesQ6K>() / 4)?,
-            Format::Iq4Xs => words(size_of::<ScalesIq4Xs>() / 4)?,
-        };
+        let (dtype, of_row) = layout(format).scales.of_row(k);
+        let scales = Tensor::uninitialized([&[n], &of_row[..]].concat(), dtype, device)?;
         Ok(Self { format, shape, k, quants, scales })
     }
 
@@ -121,7 +67,7 @@ impl QuantTensor {
             return Err(bad("[n, k] with k > 0"));
         }
         let limit = crate::MAX_ELEMENTS;
-        let k = cols.checked_next_multiple_of(block(format)).filter(|k| *k <= limit).unwrap_or(limit + 1);
+        let k = cols.checked_next_multiple_of(block_len(format)).filter(|k| *k <= limit).unwrap_or(limit + 1);
         match k.checked_mul(n.max(1)) {
             Some(values) if values <= limit => Ok((n, k)),
             _ => Err(Error::TooLarge {
@@ -174,9 +120,6 @@ impl QuantTensor {
     }
 
     /// This tensor on another device or stream.
-    ///
-    /// # Errors
-    /// As [`Tensor::to_device`].
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         self.map(&mut |part| part.to_device(device))
     }
@@ -217,9 +160,6 @@ impl QuantRows {
     }
 
     /// The integer sums Σ q of every block of 32, and the quants, for checks: ([m, k] i8, [m, k/32] scale and sum).
-    ///
-    /// # Errors
-    /// A device error.
     #[allow(clippy::type_complexity)] // two parallel arrays, as documented
     pub fn to_vecs(&self) -> Result<(Vec<i8>, Vec<(f32, i32)>)> {
         let quants = bytemuck::cast_slice(&self.quants.to_vec::<u32>()?).to_vec();

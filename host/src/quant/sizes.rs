@@ -1,8 +1,8 @@
 //! Sizes of quantised tensors before they are allocated, for planning memory.
 
-use super::{Format, QuantRows, QuantTensor, bits};
+use super::{Format, QuantRows, QuantTensor, bits, layout};
 use crate::{Result, Shape};
-use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK, ScalesIq4Xs, ScalesQ4K, ScalesQ6K};
+use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
 
 impl QuantTensor {
     /// The bytes of the quants and of the scales of a matrix [n, k]; each is one allocation.
@@ -17,15 +17,7 @@ impl QuantTensor {
     /// As for a tensor of that shape: [`Error::Shape`](crate::Error::Shape) or [`Error::TooLarge`](crate::Error::TooLarge).
     pub fn part_bytes(format: Format, shape: [usize; 2]) -> Result<[usize; 2]> {
         let (n, k) = Self::padded(format, &Shape::from(shape))?;
-        let of_super_blocks = |bytes| n * (k / SUPER_BLOCK) * bytes;
-        let scales = match format {
-            Format::I8 => n * 4,
-            Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => n * (k / BLOCK) * 2,
-            Format::Q4K | Format::Q5K => of_super_blocks(size_of::<ScalesQ4K>()),
-            Format::Q6K => of_super_blocks(size_of::<ScalesQ6K>()),
-            Format::Iq4Xs => of_super_blocks(size_of::<ScalesIq4Xs>()),
-        };
-        Ok([n * k / 8 * bits(format), scales])
+        Ok([n * k / 8 * bits(format), n * layout(format).scales.row_bytes(k)])
     }
 }
 

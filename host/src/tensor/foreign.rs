@@ -28,7 +28,8 @@ impl ForeignBytes {
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else uses it while the tensor is written.
+        // SAFETY: the memory is valid until the owner is dropped, and nobody else uses it while the tensor is written: the contract
+        // of `Tensor::from_foreign`.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -135,7 +136,7 @@ impl Tensor {
     /// # Ok::<(), pascaline::Error>(())
     /// ```
     pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
-        self.cpu::<T>()?.get(..self.layout.span())
+        self.cpu::<T>()
     }
 }
 

@@ -34,7 +34,7 @@ impl Tensor {
             return Err(Error::Layout { op: "send", argument: "source", needed: "contiguous" });
         }
         let (size, elements) = (self.dtype().size(), self.shape().elements());
-        let at = if elements == 0 { 0 } else { self.layout.offset * size };
+        let at = self.layout.offset * size;
         match &*self.storage {
             Storage::Cuda(from) => link.leave(from, at, elements * size),
             Storage::Cpu(_) => Err(on_the_cpu()),
@@ -83,7 +83,7 @@ impl Tensor {
     /// As [`Posted::fill`].
     pub(crate) fn post(&self, place: &Arc<Posted>) -> Result<u64> {
         let (size, elements) = (self.dtype().size(), self.shape().elements());
-        let at = if elements == 0 { 0 } else { self.layout.offset * size };
+        let at = self.layout.offset * size;
         match &*self.storage {
             Storage::Cuda(buffer) => place.fill(buffer, at, elements * size),
             Storage::Cpu(_) => Err(on_the_cpu()),

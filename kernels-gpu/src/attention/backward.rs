@@ -142,12 +142,12 @@ struct Head<T> {
     head_dim: u32,
 }
 
+#[inlined]
 impl<T: Element> Head<T> {
     /// Columns c to c + 3 of row `row` or, past the end, of the last one, as they lie in memory; zeros past the last column.
     ///
     /// # Safety
     /// `x` is valid for the head, which has a row.
-    #[inline(always)]
     unsafe fn load4_words(&self, row: u32, c: u32) -> [u32; 4] {
         if c >= self.head_dim {
             return [0; 4]; // 0.0 in either type
@@ -161,7 +161,6 @@ impl<T: Element> Head<T> {
     ///
     /// # Safety
     /// As [`load4_words`](Self::load4_words).
-    #[inline(always)]
     unsafe fn load4(&self, row: u32, c: u32) -> [f32; 4] {
         // SAFETY: this function's contract.
         T::from_words(unsafe { self.load4_words(row, c) })
@@ -245,8 +244,8 @@ struct Pair<T, W> {
     work: W,
 }
 
+#[inlined]
 impl<T: Element, W: Work> Operands for Pair<T, W> {
-    #[inline(always)]
     unsafe fn load(self, i: u32) -> Staged {
         let (((a, a_first), (b, tile)), tid) = ((self.a, self.b), read_indices()[0]);
         let (r, c) = (tid / 4, i * CHUNK + tid % 4 * 4);
@@ -261,7 +260,6 @@ impl<T: Element, W: Work> Operands for Pair<T, W> {
         }
     }
 
-    #[inline(always)]
     unsafe fn put(self, to: Shared<f32>, staged: Staged) {
         let tid = read_indices()[0];
         let (row, part) = (tid / 4, tid % 4);
@@ -280,8 +278,8 @@ impl<T: Element, W: Work> Operands for Pair<T, W> {
 #[derive(Clone, Copy)]
 struct Rows<T, W, const G: usize>(Head<T>, u32, W);
 
+#[inlined]
 impl<T: Element, W: Work, const G: usize> Operands for Rows<T, W, G> {
-    #[inline(always)]
     unsafe fn load(self, i: u32) -> Staged {
         let (Self(head, tile, work), tid) = (self, read_indices()[0]);
         let mut staged = [[0; 4]; 4];
@@ -297,7 +295,6 @@ impl<T: Element, W: Work, const G: usize> Operands for Rows<T, W, G> {
         staged
     }
 
-    #[inline(always)]
     unsafe fn put(self, to: Shared<f32>, staged: Staged) {
         let to = to.at(read_indices()[0] * 4);
         unroll!(I < 4 {
@@ -317,14 +314,13 @@ struct Pipe {
     side: u32,
 }
 
+#[inlined]
 impl Pipe {
-    #[inline(always)]
     fn read(&self) -> Shared<f32> {
         self.buffers.at(self.side)
     }
 
     /// Exchanges the buffers and gives the one that was not read.
-    #[inline(always)]
     fn turn(&mut self) -> Shared<f32> {
         self.side = BUFFER - self.side;
         self.read()
@@ -410,7 +406,7 @@ unsafe fn accumulate<T: Element, const G: usize>(
     let Place { tx, row } = Place::new();
     let mut j = 0;
     while j < ROWS / CHUNK {
-        // SAFETY: as for `products`; after the first barrier the tile is complete.
+        // SAFETY: all threads of the block are here (this function's contract); after the first barrier the tile is complete.
         unsafe {
             thread::sync_threads();
             let x = j * (CHUNK * ROWS) + (row ^ (j % 2 * 16));
@@ -485,29 +481,26 @@ impl Mask {
 #[derive(Clone, Copy)]
 struct Keys(Mask);
 
+#[inlined]
 impl Work for Keys {
     const STEP: u32 = ROWS;
     /// The thread's first query and key.
     type Seen = (Mask, u32, u32);
 
-    #[inline(always)]
     unsafe fn tiles(self, _: u32, first: u32) -> [u32; 2] {
         let Mask { q_len, kv_len, causal } = self.0;
         let last = (first + ROWS).min(q_len);
         [0, if causal { (last + kv_len).saturating_sub(q_len).min(kv_len) } else { kv_len }]
     }
 
-    #[inline(always)]
     unsafe fn column(self, tile: u32, [a, b, c]: [u32; 3]) -> u32 {
         tile + a + b + c
     }
 
-    #[inline(always)]
     unsafe fn seen(self, place: Place, first: u32, tile: u32) -> Self::Seen {
         (self.0, first + place.row, tile + place.tx * 4)
     }
 
-    #[inline(always)]
     fn sees((mask, query, key): Self::Seen, i: u32, j: u32) -> bool {
         mask.sees(query + i, key + j)
     }
@@ -530,42 +523,38 @@ impl Queries {
     }
 }
 
+#[inlined]
 impl Work for Queries {
     const STEP: u32 = ROWS;
     /// The thread's first query and key.
     type Seen = (Mask, u32, u32);
 
-    #[inline(always)]
     unsafe fn tiles(self, _: u32, _: u32) -> [u32; 2] {
         [self.begin, self.end]
     }
 
-    #[inline(always)]
     unsafe fn column(self, tile: u32, [a, b, c]: [u32; 3]) -> u32 {
         tile + a + b + c
     }
 
-    #[inline(always)]
     unsafe fn seen(self, place: Place, first: u32, tile: u32) -> Self::Seen {
         (self.mask, tile + place.tx * 4, first + place.row)
     }
 
-    #[inline(always)]
     fn sees((mask, query, key): Self::Seen, i: u32, j: u32) -> bool {
         mask.sees(query + j, key + i)
     }
 }
 
 /// The heads of a block, and where L and Δ are.
+#[inlined]
 impl<T: Element> Backward<T> {
-    #[inline(always)]
     fn head(&self, x: *const T, strides: Strides, batch: u32, head: u32, len: u32) -> Head<T> {
         let at = strides.offset(batch, head);
         Head { x, at, row: strides.row, last: len.max(1) - 1, head_dim: self.head_dim }
     }
 
     /// L and Δ of query `i` of a query head, counted over all `heads` of all batches.
-    #[inline(always)]
     fn stats_at(&self, head: u32, heads: u32, i: u32) -> [*mut f32; 2] {
         let rows = self.q_len.next_multiple_of(ROWS) as usize;
         let at = self.stats.wrapping_add(head as usize * rows + i as usize);
@@ -576,7 +565,6 @@ impl<T: Element> Backward<T> {
     ///
     /// # Safety
     /// A tile of the block.
-    #[inline(always)]
     unsafe fn stats_of(
         &self,
         work: impl Work,
@@ -588,7 +576,6 @@ impl<T: Element> Backward<T> {
         self.stats_at(head, heads, unsafe { work.column(tile, [place.tx * 4, 0, 0]) })
     }
 
-    #[inline(always)]
     fn mask(&self) -> Mask {
         Mask { q_len: self.q_len, kv_len: self.kv_len, causal: self.causal != 0 }
     }
@@ -754,14 +741,14 @@ pub(super) unsafe fn of_keys<T: Element, W: Work, const G: usize>(
                 });
             });
             let mut dp = [[0.0f32; 4]; 8];
-            // SAFETY: as above. Since the tile was read last, all threads were at barriers.
+            // SAFETY: all threads run the same loop. Since the tile was read last, they were at barriers.
             unsafe {
                 store_tile(tile_of_s, &s, place);
                 accumulate(&mut dv, tile_of_s, &mut pipe, gradients, weights);
                 products(&mut dp, &mut pipe, weights, queries);
             }
             let place = Place::new();
-            // SAFETY: as for L.
+            // SAFETY: stats has a second row for the same queries, also past the last one.
             let delta = unsafe { f32::load4(p.stats_of(work, tile, heads, place)[1]) };
             unroll!(J < 4 {
                 let at = tile_at(place, J as u32);
@@ -769,7 +756,7 @@ pub(super) unsafe fn of_keys<T: Element, W: Work, const G: usize>(
                 let weights = unsafe { [tile_of_s.at(at).get4(0), tile_of_s.at(at ^ 4).get4(0)] };
                 unroll!(I < 8 { dp[I][J] = weights[I / 4][I % 4] * (dp[I][J] - delta[J]) * p.scale; });
             });
-            // SAFETY: as above.
+            // SAFETY: all threads run the same loop, and each has read its own elements of the tile alone since the last barrier.
             unsafe {
                 store_tile(tile_of_s, &dp, place);
                 accumulate(&mut dk, tile_of_s, &mut pipe, queries, scores(tile + W::STEP));

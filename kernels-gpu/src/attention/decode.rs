@@ -193,31 +193,27 @@ impl Dense {
     }
 }
 
+#[inlined]
 impl Keys for Dense {
     /// One past the last key.
     type Row = i32;
 
-    #[inline(always)]
     fn count(self) -> u32 {
         self.kv_len
     }
 
-    #[inline(always)]
     fn kv_head(self, unit: u32) -> u32 {
         unit
     }
 
-    #[inline(always)]
     unsafe fn key(self, n: u32) -> u32 {
         n
     }
 
-    #[inline(always)]
     fn row(self, i: u32, end: u32) -> i32 {
         visible(i, self.q_len, self.kv_len, self.causal).min(end as i32)
     }
 
-    #[inline(always)]
     unsafe fn sees(self, row: i32, n: u32) -> bool {
         (n as i32) < row
     }

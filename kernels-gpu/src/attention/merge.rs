@@ -60,13 +60,13 @@ pub(super) struct Merge<const P: usize> {
     pub splits: u32,
 }
 
+#[inlined]
 impl<const P: usize> Merge<P> {
     /// Writes the result of the block's R rows, or its part of it. `out` gives the address of a row's first column.
     ///
     /// # Safety
     /// All threads call it together. The scratch memory has the sizes that its fields name. In global memory only this
     /// launch uses it, and only this block writes what `out` gives for rows below `rows`.
-    #[inline(always)]
     pub unsafe fn finish<T: Element, const R: usize>(
         self,
         mut m: [f32; R],
@@ -159,7 +159,6 @@ impl<const P: usize> Merge<P> {
     }
 
     /// A row's records, which are contiguous.
-    #[inline(always)]
     fn records(self, row: u32) -> *mut f32 {
         let first = (thread::block_idx_y() * self.rows + row) as usize * thread::grid_dim_x() as usize;
         self.scratch.partial.wrapping_add(first * partial_elements(self.d) as usize)
@@ -169,7 +168,6 @@ impl<const P: usize> Merge<P> {
     ///
     /// # Safety
     /// The records are written, before a fence that this thread has passed.
-    #[inline(always)]
     unsafe fn merged(self, row: u32) -> (f32, f32, [[f32; 4]; P]) {
         /// Records in flight.
         const N: usize = 4;

@@ -11,7 +11,6 @@
 //! | attention_decode_d‹D›_r‹R›_‹t› | R rows of a kv head, one split of the keys | q_len ≤ 8      |
 //! | attention_paged_‹kernel›_… | as these, through tables of pages        | many sequences     |
 //! | attention_backward_‹step›_‹t› | 64 queries or keys of a head, of the gradients | training |
-//! | attention_textbook_‹step›_f32 | three passes over a score matrix       | baseline of benches |
 //!
 //! ‹t› is the type of q and out, followed by that of k and v where it differs: f32, f16, f32_f16. f32_coded and f32_q8_0 read
 //! a cache in one of the formats of [`stored`](crate::device::stored); both exist for D = 128 only, which serves every
@@ -23,7 +22,6 @@ pub mod merge;
 pub mod paged;
 pub mod prefill;
 pub mod sparse;
-pub mod textbook;
 
 pub use decode::Decode;
 pub use prefill::{Prefill, PrefillMerge};

@@ -7,7 +7,7 @@
 use super::vector::Vector;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
-use cuda_std::gpu_only;
+use cuda_std::{gpu_only, inlined};
 
 /// The columns of a row that belong to one thread.
 #[derive(Clone, Copy)]
@@ -22,29 +22,26 @@ pub struct Columns {
     vectors: bool,
 }
 
+#[inlined]
 impl Columns {
     /// The columns of thread `lane` of `width`. `vectors` says that every row of every operand starts at a multiple of 16
     /// bytes and `cols` is a multiple of `T::LEN`; it must be the same in all threads.
-    #[inline(always)]
     pub fn new<T: Vector>(cols: u32, lane: u32, width: u32, vectors: bool) -> Self {
         let (base, step) = if vectors { (lane * T::LEN, 1) } else { (lane, width) };
         Self { cols, group: width * T::LEN, base, step, vectors }
     }
 
     /// Whether group `i` has columns of any thread; the same in all threads.
-    #[inline(always)]
     pub fn has(self, i: u32) -> bool {
         i * self.group < self.cols
     }
 
     /// The column of value `j` of group `i`; in increasing order over (i, j) in one thread.
-    #[inline(always)]
     pub fn column(self, i: u32, j: u32) -> u32 {
         self.base + i * self.group + j * self.step
     }
 
     /// Whether value `j` of group `i` is a column of the row and not padding.
-    #[inline(always)]
     pub fn is_valid(self, i: u32, j: u32) -> bool {
         self.column(i, j) < self.cols
     }
@@ -53,7 +50,6 @@ impl Columns {
     ///
     /// # Safety
     /// `row` is valid for `cols` elements, in global memory, and not written while the kernel runs.
-    #[inline(always)]
     pub unsafe fn load<T: Vector>(self, row: *const T, i: u32, padding: f32) -> T::Values {
         let mut values = T::splat(padding);
         let start = self.column(i, 0);
@@ -77,7 +73,6 @@ impl Columns {
 
     /// Prefetches the thread's vector of group `i` into the L2 cache, if it has one. No register waits for it.
     #[gpu_only]
-    #[inline(always)]
     pub fn prefetch<T: Vector>(self, row: *const T, i: u32) {
         let start = self.column(i, 0);
         if self.vectors && start < self.cols {
@@ -90,7 +85,6 @@ impl Columns {
     }
 
     /// Subtracts `x` from the thread's values of group `i`; values past the end of the row are zero and stay zero.
-    #[inline(always)]
     pub fn centre<T: Vector>(self, i: u32, values: T::Values, x: f32) -> T::Values {
         if self.vectors {
             // a vector is entirely inside the row or entirely past its end
@@ -109,12 +103,11 @@ impl Columns {
     ///
     /// # Safety
     /// `row` is valid for writing `cols` elements.
-    #[inline(always)]
     pub unsafe fn store<T: Vector>(self, row: *mut T, i: u32, values: T::Values) {
         let start = self.column(i, 0);
         if self.vectors {
             if start < self.cols {
-                // SAFETY: as in `load`.
+                // SAFETY: a vector is entirely inside the row, which is valid for writing (this function's contract).
                 unsafe { T::store_vector(row.add(start as usize), values) };
             }
         } else {

@@ -3,7 +3,7 @@
 
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
-use cuda_std::gpu_only;
+use cuda_std::{gpu_only, inlined};
 
 /// An IEEE 754 half-precision value in memory.
 #[derive(Clone, Copy)]
@@ -229,72 +229,61 @@ pub(crate) unsafe fn read4(pointer: *const f32) -> [f32; 4] {
     unsafe { pointer.cast::<Words4>().read() }.0.map(f32::from_bits)
 }
 
+#[inlined]
 impl Element for f32 {
     type Packed4 = [f32; 4];
 
-    #[inline(always)]
     unsafe fn load4_packed(pointer: *const Self) -> [f32; 4] {
         // SAFETY: this function's contract is `load4`'s.
         unsafe { Self::load4(pointer) }
     }
 
-    #[inline(always)]
     unsafe fn load4_words(pointer: *const Self) -> [u32; 4] {
         // SAFETY: four f32 are four words; they are readable and aligned to 16 bytes: this function's contract.
         unsafe { load_4_words(pointer.cast()) }
     }
 
-    #[inline(always)]
     fn from_words(words: [u32; 4]) -> [f32; 4] {
         words.map(f32::from_bits)
     }
 
-    #[inline(always)]
     fn zero4() -> [f32; 4] {
         [0.0; 4]
     }
 
-    #[inline(always)]
     fn unpack4(packed: [f32; 4]) -> [f32; 4] {
         packed
     }
 
-    #[inline(always)]
     fn to_f32(self) -> f32 {
         self
     }
 
-    #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
     }
 
-    #[inline(always)]
     unsafe fn load(pointer: *const Self) -> f32 {
         // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract.
         f32::from_bits(unsafe { load_word(pointer.cast()) })
     }
 
-    #[inline(always)]
     unsafe fn load4(pointer: *const Self) -> [f32; 4] {
         // SAFETY: four f32 are four words; they are readable and aligned to 16 bytes: this function's contract.
         unsafe { load_4_words(pointer.cast()) }.map(f32::from_bits)
     }
 
-    #[inline(always)]
     unsafe fn store4(pointer: *mut Self, values: [f32; 4]) {
         // SAFETY: four f32 are 16 bytes; they are writable and aligned to 16 bytes: this function's contract.
         unsafe { pointer.cast::<Words4>().write(Words4(values.map(f32::to_bits))) }
     }
 
-    #[inline(always)]
     unsafe fn load8(pointer: *const Self) -> [f32; 8] {
         // SAFETY: eight readable elements, 16-byte aligned: this function's contract. So both halves are aligned.
         let ([a, b, c, d], [e, f, g, h]) = unsafe { (Self::load4(pointer), Self::load4(pointer.add(4))) };
         [a, b, c, d, e, f, g, h]
     }
 
-    #[inline(always)]
     unsafe fn store8(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
         // SAFETY: eight writable elements, 16-byte aligned: this function's contract. So both halves are aligned.
         unsafe {
@@ -304,55 +293,47 @@ impl Element for f32 {
     }
 }
 
+#[inlined]
 impl Element for F16 {
     type Packed4 = [u32; 2];
 
-    #[inline(always)]
     unsafe fn load4_packed(pointer: *const Self) -> [u32; 2] {
         // SAFETY: four f16 are two words; they are readable and aligned to 8 bytes: this function's contract.
         unsafe { load_2_words(pointer.cast()) }
     }
 
-    #[inline(always)]
     unsafe fn load4_words(pointer: *const Self) -> [u32; 4] {
         // SAFETY: four f16 are two words; they are readable and aligned to 8 bytes: this function's contract.
         let [low, high] = unsafe { load_2_words(pointer.cast()) };
         [low, high, 0, 0]
     }
 
-    #[inline(always)]
     fn from_words([low, high, ..]: [u32; 4]) -> [f32; 4] {
         Self::unpack4([low, high])
     }
 
-    #[inline(always)]
     fn zero4() -> [u32; 2] {
         [0; 2]
     }
 
-    #[inline(always)]
     fn unpack4([low, high]: [u32; 2]) -> [f32; 4] {
         let ([a, b], [c, d]) = (unpack(low), unpack(high));
         [a, b, c, d]
     }
 
-    #[inline(always)]
     fn to_f32(self) -> f32 {
         f16_to_f32(self.0)
     }
 
-    #[inline(always)]
     fn from_f32(value: f32) -> Self {
         Self(f32_to_f16(value))
     }
 
-    #[inline(always)]
     unsafe fn load(pointer: *const Self) -> f32 {
         // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract.
         f16_to_f32(unsafe { load_half(pointer.cast()) })
     }
 
-    #[inline(always)]
     unsafe fn load4(pointer: *const Self) -> [f32; 4] {
         // SAFETY: four f16 are two words; they are readable and aligned to 8 bytes: this function's contract.
         let [low, high] = unsafe { load_2_words(pointer.cast()) };
@@ -360,20 +341,17 @@ impl Element for F16 {
         [a, b, c, d]
     }
 
-    #[inline(always)]
     unsafe fn store4(pointer: *mut Self, [a, b, c, d]: [f32; 4]) {
         // SAFETY: four f16 are 8 bytes; they are writable and aligned to 8 bytes: this function's contract.
         unsafe { pointer.cast::<Words2>().write(Words2([pack(a, b), pack(c, d)])) }
     }
 
-    #[inline(always)]
     unsafe fn load8(pointer: *const Self) -> [f32; 8] {
         // SAFETY: eight f16 are four words; they are readable and aligned to 16 bytes: this function's contract.
         let [a, b, c, d] = unsafe { load_4_words(pointer.cast()) }.map(unpack);
         [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
     }
 
-    #[inline(always)]
     unsafe fn store8(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
         // SAFETY: eight f16 are 16 bytes; they are writable and aligned to 16 bytes: this function's contract.
         unsafe { pointer.cast::<Words4>().write(Words4([pack(a, b), pack(c, d), pack(e, f), pack(g, h)])) }

@@ -10,7 +10,6 @@ pub mod math;
 pub mod order;
 pub mod rows;
 pub mod stored;
-pub mod textbook;
 pub mod ticket;
 pub mod vector;
 

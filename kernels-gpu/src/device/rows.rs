@@ -3,9 +3,24 @@
 //! in flight together. Teams are as small as that allows: while one waits in a reduction, others execute.
 
 use super::{Columns, Shared, Vector, block_reduce};
+use cuda_std::KernelSpec;
 use cuda_std::butterfly;
 use cuda_std::prelude::*;
 use cuda_std::warp::WarpShuffleValue;
+
+/// A row op's kernels for one element type, by the length of rows. All have the same parameters.
+#[derive(Clone, Copy)]
+pub struct RowKernels<P> {
+    /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
+    pub warp: KernelSpec<P>,
+    /// grid = [rows], or with the fewer threads of [`row_threads`]
+    pub block: KernelSpec<P>,
+    /// As `block`, for few rows, whose weights are not yet in a cache. It is `block` where there are no weights, and for f16, where
+    /// instructions cost more than the wait for them.
+    pub few: KernelSpec<P>,
+    /// grid = [rows], for rows longer than [`MAX_BLOCK_COLS`]
+    pub stream: KernelSpec<P>,
+}
 
 /// The most threads in a block of the warp kernels: the host chooses by occupancy and by the number of rows.
 pub const WARP_BLOCK: u32 = 256;
@@ -105,12 +120,12 @@ pub struct Lanes {
     has_row: bool,
 }
 
+#[inlined]
 impl Lanes {
     /// Combines a value over the lanes; the result is valid in all of them.
     ///
     /// # Safety
     /// All lanes of the warp are here.
-    #[inline(always)]
     pub unsafe fn reduce<T: WarpShuffleValue>(self, own: T, op: impl Butterfly<T>) -> T {
         // SAFETY: all lanes of the warp are here: this function's contract. `warp_row` was given the width.
         unsafe { op.over_lanes(own, self.width) }
@@ -120,21 +135,19 @@ impl Lanes {
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce).
-    #[inline(always)]
     pub unsafe fn argmax(self, key: u32, index: u32) -> (u32, u32) {
-        // SAFETY: as in `reduce`.
+        // SAFETY: all lanes of the warp are here: this function's contract. `warp_row` was given the width.
         unsafe { butterfly::argmax(key, index, self.width) }
     }
 
     /// Whether this lane is the first of a row that exists.
-    #[inline(always)]
     pub fn writes_result(self) -> bool {
         self.has_row && warp::lane_id() & (self.width - 1) == 0
     }
 }
 
+#[inlined]
 impl Team for Lanes {
-    #[inline(always)]
     unsafe fn combine<const N: usize>(
         self,
         _before: u32,
@@ -145,7 +158,6 @@ impl Team for Lanes {
         own.map(|own| unsafe { self.reduce(own, op) })
     }
 
-    #[inline(always)]
     fn has_row(self) -> bool {
         self.has_row
     }
@@ -155,8 +167,8 @@ impl Team for Lanes {
 #[derive(Clone, Copy)]
 pub struct Block(pub Shared<f32>);
 
+#[inlined]
 impl Team for Block {
-    #[inline(always)]
     unsafe fn combine<const N: usize>(self, before: u32, own: [f32; N], op: impl Butterfly<f32>) -> [f32; N] {
         let warps = thread::block_dim_x() / 32;
         // SAFETY: all threads of the block are here: this function's contract. Each value has its own words of scratch
@@ -164,7 +176,6 @@ impl Team for Block {
         unsafe { block_reduce::reduce_once(own, warps, self.0.at(before * warps), op) }
     }
 
-    #[inline(always)]
     fn has_row(self) -> bool {
         true
     }

@@ -11,6 +11,7 @@ use super::int8::load_pair;
 use super::{Element, F16};
 use crate::float16::Decoder;
 use crate::quant::blocks::BLOCK;
+use cuda_std::inlined;
 
 /// The keys or values of a tensor in a storage format. Indices count elements from the first.
 pub trait Stored: Copy {
@@ -76,21 +77,19 @@ impl KvElement for u8 {
 }
 
 /// Rows on 16-byte boundaries.
+#[inlined]
 impl<T: Element> Stored for *const T {
     const APART: bool = size_of::<T>() == 4;
 
-    #[inline(always)]
     unsafe fn load4_words(self, at: usize) -> [u32; 4] {
         // SAFETY: the caller's four elements are inside a row; rows are on 16-byte boundaries and `at` is a multiple of four.
         unsafe { T::load4_words(self.add(at)) }
     }
 
-    #[inline(always)]
     fn values4(self, words: [u32; 4]) -> [f32; 4] {
         T::from_words(words)
     }
 
-    #[inline(always)]
     unsafe fn load8_words(self, row: usize, [low, high]: [u32; 2]) -> [[u32; 4]; 2] {
         // SAFETY: the caller's pieces are inside the row, at multiples of four; neighbours begin at a multiple of eight.
         unsafe {
@@ -103,7 +102,6 @@ impl<T: Element> Stored for *const T {
         }
     }
 
-    #[inline(always)]
     fn values8(self, [low, high]: [[u32; 4]; 2]) -> [f32; 8] {
         let (low, high) = if Self::APART { (low, high) } else { (low, [low[2], low[3], 0, 0]) };
         let ([a, b, c, d], [e, f, g, h]) = (T::from_words(low), T::from_words(high));
@@ -118,29 +116,26 @@ pub struct Coded {
     decoder: Decoder,
 }
 
+#[inlined]
 impl Stored for Coded {
     const APART: bool = false;
 
-    #[inline(always)]
     unsafe fn load4_words(self, at: usize) -> [u32; 4] {
         // SAFETY: the caller's four codes are inside a row at a multiple of four, and as large as f16.
         unsafe { F16::load4_words(self.codes.add(at).cast()) }
     }
 
-    #[inline(always)]
     fn values4(self, [low, high, ..]: [u32; 4]) -> [f32; 4] {
         let ([a, b], [c, d]) = (self.decoder.both(low), self.decoder.both(high));
         [a, b, c, d]
     }
 
-    #[inline(always)]
     unsafe fn load8_words(self, row: usize, [low, _]: [u32; 2]) -> [[u32; 4]; 2] {
         // SAFETY: the caller's pieces are neighbours inside the row, the first at a multiple of eight, so these are 16
         // aligned bytes.
         [unsafe { load_4_words(self.codes.add(row + low as usize).cast()) }, [0; 4]]
     }
 
-    #[inline(always)]
     fn values8(self, [words, _]: [[u32; 4]; 2]) -> [f32; 8] {
         let [a, b, c, d] = words.map(|word| self.decoder.both(word));
         [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
@@ -161,10 +156,10 @@ fn scaled(word: u32, scale: f32) -> [f32; 4] {
     [quant(0), quant(1), quant(2), quant(3)]
 }
 
+#[inlined]
 impl Stored for Q8Blocks {
     const APART: bool = false;
 
-    #[inline(always)]
     unsafe fn load4_words(self, at: usize) -> [u32; 4] {
         // SAFETY: the caller's four quants are inside a row at a multiple of four. Rows are whole blocks, so the index of an
         // element gives that of its scale.
@@ -174,12 +169,10 @@ impl Stored for Q8Blocks {
         }
     }
 
-    #[inline(always)]
     fn values4(self, [quants, scale, ..]: [u32; 4]) -> [f32; 4] {
         scaled(quants, F16(scale as u16).to_f32())
     }
 
-    #[inline(always)]
     unsafe fn load8_words(self, row: usize, [low, _]: [u32; 2]) -> [[u32; 4]; 2] {
         let at = row + low as usize;
         // SAFETY: the caller's pieces are neighbours inside the row, the first at a multiple of eight, so these are eight
@@ -190,7 +183,6 @@ impl Stored for Q8Blocks {
         }
     }
 
-    #[inline(always)]
     fn values8(self, [[low, high, scale, _], _]: [[u32; 4]; 2]) -> [f32; 8] {
         let scale = F16(scale as u16).to_f32();
         let ([a, b, c, d], [e, f, g, h]) = (scaled(low, scale), scaled(high, scale));

@@ -4,7 +4,7 @@ use super::element::{Element, F16, load_4_words, load_half, load_word, pack, unp
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use core::ops::IndexMut;
-use cuda_std::gpu_only;
+use cuda_std::{gpu_only, inlined};
 
 /// An [`Element`] in vectors of 16 bytes.
 pub trait Vector: Element {
@@ -61,89 +61,77 @@ unsafe fn store_4_words(pointer: *mut u32, [a, b, c, d]: [u32; 4]) {
     }
 }
 
+#[inlined]
 impl Vector for f32 {
     const LEN: u32 = 4;
     type Values = [f32; 4];
 
-    #[inline(always)]
     fn splat(value: f32) -> [f32; 4] {
         [value; 4]
     }
 
-    #[inline(always)]
     fn map([a, b, c, d]: [f32; 4], mut f: impl FnMut(f32) -> f32) -> [f32; 4] {
         [f(a), f(b), f(c), f(d)]
     }
 
-    #[inline(always)]
     fn zip(x: [f32; 4], y: [f32; 4], mut f: impl FnMut(f32, f32) -> f32) -> [f32; 4] {
         [f(x[0], y[0]), f(x[1], y[1]), f(x[2], y[2]), f(x[3], y[3])]
     }
 
-    #[inline(always)]
     fn unpack(words: [u32; 4]) -> [f32; 4] {
         words.map(f32::from_bits)
     }
 
-    #[inline(always)]
     unsafe fn load_other<T: Element>(pointer: *const T) -> [f32; 4] {
         // SAFETY: four readable elements, aligned to 16 bytes and so to four elements: this function's contract.
         unsafe { T::load4(pointer) }
     }
 
-    #[inline(always)]
     unsafe fn load_vector(pointer: *const Self) -> [f32; 4] {
         // SAFETY: four readable elements, 16-byte aligned: this function's contract.
         unsafe { Self::load4(pointer) }
     }
 
-    #[inline(always)]
     unsafe fn store_vector(pointer: *mut Self, values: [f32; 4]) {
         // SAFETY: 16 writable bytes of global memory, 16-byte aligned: this function's contract.
         unsafe { store_4_words(pointer.cast(), values.map(f32::to_bits)) }
     }
 }
 
+#[inlined]
 impl Vector for F16 {
     const LEN: u32 = 8;
     type Values = [f32; 8];
 
-    #[inline(always)]
     fn splat(value: f32) -> [f32; 8] {
         [value; 8]
     }
 
-    #[inline(always)]
     fn map([a, b, c, d, e, g, h, i]: [f32; 8], mut f: impl FnMut(f32) -> f32) -> [f32; 8] {
         [f(a), f(b), f(c), f(d), f(e), f(g), f(h), f(i)]
     }
 
-    #[inline(always)]
     fn zip(x: [f32; 8], y: [f32; 8], mut f: impl FnMut(f32, f32) -> f32) -> [f32; 8] {
         let low = [f(x[0], y[0]), f(x[1], y[1]), f(x[2], y[2]), f(x[3], y[3])];
         let high = [f(x[4], y[4]), f(x[5], y[5]), f(x[6], y[6]), f(x[7], y[7])];
         [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
     }
 
-    #[inline(always)]
     fn unpack(words: [u32; 4]) -> [f32; 8] {
         let [a, b, c, d] = words.map(unpack);
         [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
     }
 
-    #[inline(always)]
     unsafe fn load_other<T: Element>(pointer: *const T) -> [f32; 8] {
         // SAFETY: eight readable elements, 16-byte aligned: this function's contract.
         unsafe { T::load8(pointer) }
     }
 
-    #[inline(always)]
     unsafe fn load_vector(pointer: *const Self) -> [f32; 8] {
         // SAFETY: eight readable elements, 16-byte aligned: this function's contract.
         unsafe { Self::load8(pointer) }
     }
 
-    #[inline(always)]
     unsafe fn store_vector(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
         let words = [pack(a, b), pack(c, d), pack(e, f), pack(g, h)];
         // SAFETY: 16 writable bytes of global memory, 16-byte aligned: this function's contract.
@@ -166,31 +154,29 @@ pub trait Raw: Copy {
     fn from_word(word: u32) -> Self;
 }
 
+#[inlined]
 impl Raw for u32 {
     const LEN: u32 = 4;
 
-    #[inline(always)]
     unsafe fn load(pointer: *const Self) -> u32 {
         // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract.
         unsafe { load_word(pointer) }
     }
 
-    #[inline(always)]
     fn from_word(word: u32) -> Self {
         word
     }
 }
 
+#[inlined]
 impl Raw for u16 {
     const LEN: u32 = 8;
 
-    #[inline(always)]
     unsafe fn load(pointer: *const Self) -> u32 {
         // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract.
         unsafe { load_half(pointer) as u32 }
     }
 
-    #[inline(always)]
     fn from_word(word: u32) -> Self {
         word as u16
     }

@@ -76,7 +76,7 @@ unsafe fn decode(Decode { values, codes, count }: Decode, convert: impl Fn(u16) 
     if first >= count {
         return;
     }
-    // SAFETY: as in `encode`.
+    // SAFETY: only codes below `count` are accessed; eight at once are aligned to 16 bytes, as both arrays are.
     unsafe {
         let (values, codes) = (values.add(first as usize), codes.add(first as usize));
         if first + VALUES_PER_THREAD <= count {

@@ -7,6 +7,8 @@
 //!
 //! A format is a type's parameter or, for kernels too large for an instance of each, a number: [`encode`] and [`Decoder`].
 
+use cuda_std::inlined;
+
 pub mod convert;
 
 /// The smallest number of exponent bits.
@@ -21,6 +23,7 @@ pub struct Float16<const E: u32>(pub u16);
 
 const _: () = assert!(size_of::<Float16<5>>() == 2 && align_of::<Float16<5>>() == 2);
 
+#[inlined]
 impl<const E: u32> Float16<E> {
     /// Bits of the fraction.
     pub const MANTISSA_BITS: u32 = {
@@ -40,7 +43,6 @@ impl<const E: u32> Float16<E> {
     const MIN_NORMAL: u32 = (128 - Self::BIAS) << 23;
 
     /// The value, exactly. NaNs keep their sign and payload.
-    #[inline(always)]
     pub const fn to_f32(self) -> f32 {
         let sign = ((self.0 & 0x8000) as u32) << 16;
         let magnitude = (self.0 & 0x7fff) as u32;
@@ -57,14 +59,12 @@ impl<const E: u32> Float16<E> {
     }
 
     /// The nearest number, ties to even; infinity beyond the largest finite one. NaNs become quiet NaNs.
-    #[inline(always)]
     pub const fn from_f32(value: f32) -> Self {
         Self(encode(value, E, false))
     }
 
     /// As [`from_f32`](Self::from_f32), but values that are too large, including infinities, become the largest finite
     /// number.
-    #[inline(always)]
     pub const fn from_f32_saturating(value: f32) -> Self {
         Self(encode(value, E, true))
     }
@@ -106,9 +106,9 @@ pub struct Decoder {
     infinity: f32,
 }
 
+#[inlined]
 impl Decoder {
     /// For a format with `exponent_bits` (2 to 8).
-    #[inline(always)]
     pub const fn new(exponent_bits: u32) -> Self {
         let bias = (1 << (exponent_bits - 1)) - 1;
         Self {
@@ -120,7 +120,6 @@ impl Decoder {
 
     /// The value of the code in the upper half of `word`, as [`Float16::to_f32`]. Exact, because the product with a power of
     /// two is exact, also for a subnormal.
-    #[inline(always)]
     pub const fn upper(self, word: u32) -> f32 {
         let magnitude = (word & 0x7fff_0000) >> self.shift;
         let value = f32::from_bits(magnitude) * self.factor;
@@ -129,7 +128,6 @@ impl Decoder {
     }
 
     /// The values of both codes in `word`, the lower half's first.
-    #[inline(always)]
     pub const fn both(self, word: u32) -> [f32; 2] {
         [self.upper(word << 16), self.upper(word)]
     }

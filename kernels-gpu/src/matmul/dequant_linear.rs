@@ -112,10 +112,10 @@ impl<W: Weights> RowsOf<W> {
     }
 }
 
+#[inlined]
 impl<W: Weights> Load for RowsOf<W> {
     type Stage = [Four<W>; VECTORS];
 
-    #[inline(always)]
     unsafe fn load_first(&self, valid: u32) -> Self::Stage {
         let mut stage = [Four::zero(); VECTORS];
         if self.tid % Self::QUADS * 4 < valid {
@@ -125,7 +125,6 @@ impl<W: Weights> Load for RowsOf<W> {
         stage
     }
 
-    #[inline(always)]
     unsafe fn load(&self) -> Self::Stage {
         let mut stage = [Four::zero(); VECTORS];
         let mut v = 0;
@@ -137,17 +136,14 @@ impl<W: Weights> Load for RowsOf<W> {
         stage
     }
 
-    #[inline(always)]
     fn advance(&mut self, rows: u32) {
         self.group += rows / 4;
     }
 
-    #[inline(always)]
     fn place(&self) -> u32 {
         self.tid % Self::QUADS * 4 * STRIDE + self.tid / Self::QUADS
     }
 
-    #[inline(always)]
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
         let mut v = 0;
         while v < VECTORS {
@@ -188,10 +184,10 @@ impl<W: Weights> ColumnsOf<W> {
     }
 }
 
+#[inlined]
 impl<W: Weights> Load for ColumnsOf<W> {
     type Stage = [Four<W>; VECTORS];
 
-    #[inline(always)]
     unsafe fn load_first(&self, valid: u32) -> Self::Stage {
         let mut stage = [Four::zero(); VECTORS];
         let mut v = 0;
@@ -205,7 +201,6 @@ impl<W: Weights> Load for ColumnsOf<W> {
         stage
     }
 
-    #[inline(always)]
     unsafe fn load(&self) -> Self::Stage {
         let mut stage = [Four::zero(); VECTORS];
         let mut v = 0;
@@ -217,17 +212,14 @@ impl<W: Weights> Load for ColumnsOf<W> {
         stage
     }
 
-    #[inline(always)]
     fn advance(&mut self, rows: u32) {
         self.row += rows;
     }
 
-    #[inline(always)]
     fn place(&self) -> u32 {
         self.tid / Self::QUADS * STRIDE + self.tid % Self::QUADS * 4
     }
 
-    #[inline(always)]
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
         let mut v = 0;
         while v < VECTORS {

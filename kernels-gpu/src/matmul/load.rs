@@ -2,6 +2,7 @@
 
 use super::regtile::BK;
 use crate::device::{Element, Shared};
+use cuda_std::inlined;
 
 /// Floats of padding after each row of a tile in shared memory. With 4, the transposing stores of a warp go to 32 different
 /// banks, and every row begins at a multiple of 16 bytes.
@@ -75,12 +76,12 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize>
     }
 }
 
+#[inlined]
 impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Load
     for AlongK<T, STRIDE, THREADS, VECTORS>
 {
     type Stage = [T::Packed4; VECTORS];
 
-    #[inline(always)]
     unsafe fn load_first(&self, valid: u32) -> Self::Stage {
         let mut stage = [T::zero4(); VECTORS];
         let mut v = 0;
@@ -94,7 +95,6 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
         stage
     }
 
-    #[inline(always)]
     unsafe fn load(&self) -> Self::Stage {
         let mut stage = [T::zero4(); VECTORS];
         let mut v = 0;
@@ -106,7 +106,6 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
         stage
     }
 
-    #[inline(always)]
     fn advance(&mut self, rows: u32) {
         let mut v = 0;
         while v < VECTORS {
@@ -115,12 +114,10 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
         }
     }
 
-    #[inline(always)]
     fn place(&self) -> u32 {
         self.tid % Self::QUADS * 4 * STRIDE + self.tid / Self::QUADS
     }
 
-    #[inline(always)]
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
         let mut v = 0;
         while v < VECTORS {
@@ -138,6 +135,7 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
     }
 }
 
+#[inlined]
 impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize>
     AlongWidth<T, STRIDE, THREADS, VECTORS>
 {
@@ -146,26 +144,24 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize>
 
     /// The columns of the operand at `base` from `first` on; rows are `ld` apart. Columns from `columns` on are read as the
     /// last four, and not used.
-    #[inline(always)]
     pub(super) fn new(base: *const T, ld: u32, first: u32, columns: u32, tid: u32) -> Self {
         let column = (first + tid % Self::QUADS * 4).min(columns - 4);
         Self { from: base.wrapping_add((tid / Self::QUADS * ld + column) as usize), tid, row_stride: ld }
     }
 
     /// The index of this thread's `v`-th four.
-    #[inline(always)]
     fn vector(&self, v: usize) -> *const T {
         let rows = v as u32 * (THREADS / Self::QUADS);
         self.from.wrapping_add((rows * self.row_stride) as usize)
     }
 }
 
+#[inlined]
 impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Load
     for AlongWidth<T, STRIDE, THREADS, VECTORS>
 {
     type Stage = [T::Packed4; VECTORS];
 
-    #[inline(always)]
     unsafe fn load_first(&self, valid: u32) -> Self::Stage {
         let mut stage = [T::zero4(); VECTORS];
         let mut v = 0;
@@ -179,7 +175,6 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
         stage
     }
 
-    #[inline(always)]
     unsafe fn load(&self) -> Self::Stage {
         let mut stage = [T::zero4(); VECTORS];
         let mut v = 0;
@@ -191,17 +186,14 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
         stage
     }
 
-    #[inline(always)]
     fn advance(&mut self, rows: u32) {
         self.from = self.from.wrapping_add((rows * self.row_stride) as usize);
     }
 
-    #[inline(always)]
     fn place(&self) -> u32 {
         self.tid / Self::QUADS * STRIDE + self.tid % Self::QUADS * 4
     }
 
-    #[inline(always)]
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
         let mut v = 0;
         while v < VECTORS {
@@ -264,12 +256,12 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize>
     }
 }
 
+#[inlined]
 impl<T: Element, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize> Load
     for Strided<T, STRIDE, THREADS, ELEMENTS>
 {
     type Stage = [f32; ELEMENTS];
 
-    #[inline(always)]
     unsafe fn load_first(&self, valid: u32) -> Self::Stage {
         let mut stage = [0.0; ELEMENTS];
         let mut e = 0;
@@ -285,23 +277,19 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize> L
         stage
     }
 
-    #[inline(always)]
     unsafe fn load(&self) -> Self::Stage {
         // SAFETY: the caller's tile exists in full.
         unsafe { self.load_first(BK) }
     }
 
-    #[inline(always)]
     fn advance(&mut self, rows: u32) {
         self.from = self.from.wrapping_add(rows as usize * self.row_stride as usize);
     }
 
-    #[inline(always)]
     fn place(&self) -> u32 {
         self.row * STRIDE + self.column
     }
 
-    #[inline(always)]
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
         let step = self.row_step * STRIDE + self.column_step;
         let mut e = 0;

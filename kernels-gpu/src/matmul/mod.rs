@@ -6,7 +6,6 @@
 //! | vector   | b streamed once past a few rows of a        | m ≤ 8                                   |
 //! | reduce   | adds the partial sums of split-K            | too few tiles for the multiprocessors   |
 //! | dequant_linear | tiles of quantised matrices, in f32   | their gradients, and QLoRA              |
-//! | textbook | 16 × 16 shared tile, one element per thread | the baseline                            |
 //!
 //! The epilogue of every kernel is c = alpha·a·b + bias + beta·d, where d is c itself or has c's layout, so a residual needs
 //! no launch of its own. With beta = 0, d is not read. Sums are f32; f16 is a storage format. Split-K writes its partial
@@ -16,7 +15,6 @@ pub mod dequant_linear;
 mod load;
 pub mod reduce;
 pub mod regtile;
-pub mod textbook;
 pub mod vector;
 mod write;
 
@@ -26,7 +24,6 @@ use cuda_std::{KernelSpec, thread};
 use reduce::Reduce;
 use regtile::wide128;
 use regtile::{AnyStrides, ByLayouts, Tile, strided, tile32, tile64, tile64_coded, tile64x128, tile128};
-use textbook::Textbook;
 use vector::{Nn, Nt};
 
 /// The kernels of one combination of types: a's `A`, b's `B` and c's `C`.
@@ -42,8 +39,6 @@ pub struct Kernels<A, B, C> {
     pub vector_nn: Option<KernelSpec<Nn<A, B, C>>>,
     /// The reduction of split-K.
     pub reduce: KernelSpec<Reduce<C>>,
-    /// The baseline.
-    pub textbook: Option<KernelSpec<Textbook<A, B, C>>>,
 }
 
 /// All f32.
@@ -57,7 +52,6 @@ pub const OF_F32: Kernels<f32, f32, f32> = Kernels {
     ],
     vector_nn: Some(vector::matmul_vector_nn_f32),
     reduce: reduce::matmul_reduce_f32,
-    textbook: Some(textbook::matmul_textbook_f32),
 };
 /// All f16.
 pub const OF_F16: Kernels<F16, F16, F16> = Kernels {
@@ -70,7 +64,6 @@ pub const OF_F16: Kernels<F16, F16, F16> = Kernels {
     ],
     vector_nn: Some(vector::matmul_vector_nn_f16),
     reduce: reduce::matmul_reduce_f16,
-    textbook: None,
 };
 /// a and c f32, b f16.
 pub const OF_MIXED: Kernels<f32, F16, f32> = Kernels {
@@ -83,7 +76,6 @@ pub const OF_MIXED: Kernels<f32, F16, f32> = Kernels {
     ],
     vector_nn: Some(vector::matmul_vector_nn_mixed),
     reduce: reduce::matmul_reduce_f32,
-    textbook: None,
 };
 /// a and c f32, b in a 16-bit format of 4 exponent bits.
 pub const OF_E4: Kernels<f32, Float16<4>, f32> = Kernels {
@@ -92,7 +84,6 @@ pub const OF_E4: Kernels<f32, Float16<4>, f32> = Kernels {
     vector_nt: [Some(vector::matmul_vector1_nt_e4), None, None],
     vector_nn: None,
     reduce: reduce::matmul_reduce_f32,
-    textbook: None,
 };
 /// a and c f32, b in a 16-bit format of 8 exponent bits, bfloat16.
 pub const OF_E8: Kernels<f32, Float16<8>, f32> = Kernels {
@@ -101,7 +92,6 @@ pub const OF_E8: Kernels<f32, Float16<8>, f32> = Kernels {
     vector_nt: [Some(vector::matmul_vector1_nt_e8), None, None],
     vector_nn: None,
     reduce: reduce::matmul_reduce_f32,
-    textbook: None,
 };
 
 /// The outputs and the epilogue's operands of every kernel; the fields are as in [`Tile`].

@@ -134,12 +134,12 @@ struct Sums<const M: usize> {
     squares: [f32; M],
 }
 
+#[inlined]
 impl<const M: usize> Sums<M> {
     /// Adds the products of one vector of each column, `words`, with the rows' elements from `at` on.
     ///
     /// # Safety
     /// The rows of a and the norm's weights are valid from `at` on for a vector's elements, aligned to 16 bytes.
-    #[inline(always)]
     unsafe fn add<A: Element, B: Vector>(
         &mut self,
         words: [[u32; 4]; R],
@@ -176,7 +176,6 @@ impl<const M: usize> Sums<M> {
     ///
     /// # Safety
     /// The element exists in all operands.
-    #[inline(always)]
     unsafe fn add_one<A: Element, B: Element>(
         &mut self,
         columns: [*const B; R],

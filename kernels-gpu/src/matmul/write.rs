@@ -3,13 +3,14 @@
 use super::Product;
 use crate::device::Element;
 use crate::device::math::fma;
+use cuda_std::inlined;
 
+#[inlined]
 impl<C: Element> Product<C> {
     /// alpha·sum + bias
     ///
     /// # Safety
     /// `column` exists.
-    #[inline(always)]
     pub(super) unsafe fn scaled(&self, column: u32, sum: f32) -> f32 {
         let value = self.alpha * sum;
         // SAFETY: the bias has an element for each column, and the caller's column exists.
@@ -20,7 +21,6 @@ impl<C: Element> Product<C> {
     ///
     /// # Safety
     /// `at` is the index of an element of c that no other thread writes.
-    #[inline(always)]
     pub(super) unsafe fn added(&self, at: u32, value: f32) -> f32 {
         if self.beta == 0.0 {
             return value;

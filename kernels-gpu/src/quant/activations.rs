@@ -5,6 +5,7 @@ use super::unroll::unroll;
 use super::weights::{BLOCK_VALUES, Weights};
 use crate::device::Shared;
 use crate::device::int8::{load_pair, load_words};
+use cuda_std::inlined;
 
 /// The activations for one unit of weights.
 #[derive(Clone, Copy)]
@@ -30,7 +31,7 @@ impl Inputs {
     /// # Safety
     /// The row has the unit.
     #[inline(always)]
-    pub unsafe fn of<W: Weights>(x: impl Activations, unit: u32) -> Self {
+    pub unsafe fn load<W: Weights>(x: impl Activations, unit: u32) -> Self {
         let blocks = W::UNIT / BLOCK_VALUES;
         let mut inputs = Self { runs: [[0; 4]; 4], blocks: [BlockInput::default(); 2] };
         // SAFETY: the row has the unit: this function's contract. So it has the unit's runs and blocks.
@@ -68,14 +69,13 @@ pub(super) struct GlobalRow {
     pub scales: *const u8,
 }
 
+#[inlined]
 impl Activations for GlobalRow {
-    #[inline(always)]
     unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4] {
         // SAFETY: the row has the unit: this function's contract. Rows and runs begin on 16-byte boundaries.
         unsafe { load_words(self.quants.add((unit * W::UNIT + run * 16) as usize)) }
     }
 
-    #[inline(always)]
     unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput {
         // SAFETY: the row has the block: this function's contract.
         let row = unsafe { row_scale(self.scales, block) };
@@ -108,12 +108,12 @@ pub(super) const fn block_words(values: u32) -> u32 {
     values / BLOCK_VALUES * 2
 }
 
+#[inlined]
 impl<const VALUES: u32> SharedRow<VALUES> {
     /// Stores four quants at word `word` of the row.
     ///
     /// # Safety
     /// As [`Shared::set`].
-    #[inline(always)]
     pub unsafe fn set(self, word: u32, quants: u32) {
         let run = word / 4;
         // SAFETY: word `word` is inside the row, and nobody else accesses it: this function's contract.
@@ -124,7 +124,6 @@ impl<const VALUES: u32> SharedRow<VALUES> {
     ///
     /// # Safety
     /// As [`Shared::set`].
-    #[inline(always)]
     pub unsafe fn set_block(self, block: u32, scale: f32, sum: u32) {
         // SAFETY: the block is inside the row, and nobody else accesses its words: this function's contract.
         unsafe {
@@ -134,15 +133,14 @@ impl<const VALUES: u32> SharedRow<VALUES> {
     }
 }
 
+#[inlined]
 impl<const VALUES: u32> Activations for SharedRow<VALUES> {
-    #[inline(always)]
     unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4] {
         let first = unit * (W::UNIT / 16); // a unit's runs are in consecutive planes
         // SAFETY: the row has the unit: this function's contract. The plane exists: `first` % 4 + `run` < 4.
         unsafe { self.quants.get4((first % 4 + run) * plane(VALUES) + first / 4 * 4) }
     }
 
-    #[inline(always)]
     unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput {
         // SAFETY: the row has the block: this function's contract.
         let [scale, sum] = unsafe { self.blocks.get2(block * 2) };

@@ -28,6 +28,7 @@
 
 use super::unroll::unroll;
 use crate::float16::Float16;
+use cuda_std::inlined;
 
 /// Values that share a scale.
 pub const BLOCK: usize = 32;
@@ -278,9 +279,9 @@ pub fn pack_i8(values: [f32; 4], inverse: f32) -> u32 {
     a | b << 8 | c << 16 | d << 24
 }
 
+#[inlined]
 impl ScalesQ4K {
     /// The 6-bit scale and minimum of block `j`.
-    #[inline(always)]
     pub fn get(packed: [u32; 3], j: u32) -> (u32, u32) {
         let [low, high, rest] = packed;
         let shift = 8 * (j % 4);
@@ -292,7 +293,6 @@ impl ScalesQ4K {
     }
 
     /// The bits of block `j`, to be or-ed with the others'.
-    #[inline(always)]
     pub fn bits(j: u32, scale: u32, min: u32) -> [u32; 3] {
         let shift = 8 * (j % 4);
         if j < 4 {

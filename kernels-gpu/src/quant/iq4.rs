@@ -141,17 +141,16 @@ unsafe fn four<W: Weights>(w: Matrix, row: u32, group: u32) -> u32 {
 #[derive(Clone, Copy)]
 pub(super) struct Iq4Nl;
 
+#[inlined]
 impl Levels for Iq4Nl {
     const TRIALS: u32 = 30;
 
     /// Around the lowest level, up to 14 to either side; then around the highest level likewise.
-    #[inline(always)]
     fn place(trial: u32) -> f32 {
         let first = if trial < 15 { LEVELS[0] as f32 - 14.0 } else { LEVELS[15] as f32 - 14.0 - 30.0 };
         first + 2.0 * trial as f32
     }
 
-    #[inline(always)]
     fn nearest(value: f32) -> f32 {
         let mut level = LEVELS[0] as f32;
         unroll!(I < 16 => if I < 15 {
@@ -161,6 +160,7 @@ impl Levels for Iq4Nl {
     }
 }
 
+#[inlined]
 impl Weights for Iq4Nl {
     const BITS: u32 = 4;
     const OFFSET: i32 = 0;
@@ -170,18 +170,15 @@ impl Weights for Iq4Nl {
     type Upper = ();
     half_scales!();
 
-    #[inline(always)]
     fn widen(chunk: [u32; 4], (): ()) -> [[u32; 4]; 2] {
         widen(chunk)
     }
 
-    #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         // SAFETY: the four columns exist in `w`: this function's contract.
         unsafe { four::<Self>(w, row, group) }
     }
 
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
         let sum = dot32(widen(quants[0]), [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
         fma(from_magic(sum), scale * x.blocks[0].scale, acc)
@@ -191,6 +188,7 @@ impl Weights for Iq4Nl {
 #[derive(Clone, Copy)]
 pub(super) struct Iq4Xs;
 
+#[inlined]
 impl Weights for Iq4Xs {
     const BITS: u32 = 4;
     const OFFSET: i32 = 0;
@@ -203,36 +201,30 @@ impl Weights for Iq4Xs {
     type Scale = [f32; 2];
     type Raw = [u32; 2];
 
-    #[inline(always)]
     fn widen(chunk: [u32; 4], (): ()) -> [[u32; 4]; 2] {
         widen(chunk)
     }
 
-    #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         // SAFETY: the four columns exist in `w`: this function's contract.
         unsafe { four::<Self>(w, row, group) }
     }
 
-    #[inline(always)]
     fn scales_at(unit: u32) -> u32 {
         unit / 4 * size_of::<ScalesIq4Xs>() as u32
     }
 
-    #[inline(always)]
     unsafe fn raw(scales: *const u8, _unit: u32) -> [u32; 2] {
         // SAFETY: the unit's scales lie at `scales`: this function's contract.
         unsafe { load_pair(scales) }
     }
 
-    #[inline(always)]
     fn scale([d, low]: [u32; 2], lane: u32) -> [f32; 2] {
         let (j, high) = (lane % 4 * 2, d >> 16);
         let d = F16(d as u16).to_f32();
         [step(d, high, low, j), step(d, high, low, j + 1)]
     }
 
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: [f32; 2], x: &Inputs, acc: f32) -> f32 {
         let mut acc = acc;
         unroll!(HALF < 2 => {
@@ -245,13 +237,11 @@ impl Weights for Iq4Xs {
 
     type Packed = [u32; 2];
 
-    #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 2] {
         // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { load_pair(super_scales(w, row, block / SUPER_BLOCKS, size_of::<ScalesIq4Xs>())) }
     }
 
-    #[inline(always)]
     fn step_min([d, low]: [u32; 2], block: u32) -> (f32, f32) {
         (step(F16(d as u16).to_f32(), d >> 16, low, block % SUPER_BLOCKS), 0.0)
     }

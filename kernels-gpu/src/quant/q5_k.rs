@@ -42,6 +42,7 @@ pub fn fifth_bits(quants: [u32; 8]) -> [u32; 2] {
 #[derive(Clone, Copy)]
 pub(super) struct Q5K;
 
+#[inlined]
 impl Weights for Q5K {
     const BITS: u32 = 5;
     const OFFSET: i32 = 0;
@@ -53,35 +54,29 @@ impl Weights for Q5K {
     type Scale = [(f32, f32); 2];
     type Raw = [u32; 4];
 
-    #[inline(always)]
     fn chunk_at(chunk: u32) -> u32 {
         chunk / 8 * SUPER_BYTES + chunk % 8 * 16
     }
 
-    #[inline(always)]
     fn upper_at(chunk: u32) -> u32 {
         chunk / 8 * SUPER_BYTES + LOW_BYTES + chunk % 8 * 4
     }
 
-    #[inline(always)]
     unsafe fn upper(at: *const u8) -> u32 {
         // SAFETY: the chunk's upper bits lie at `at`: this function's contract. All sections are whole words.
         unsafe { load_word(at) }
     }
 
-    #[inline(always)]
     unsafe fn uppers(at: *const u8) -> [u32; 2] {
         // SAFETY: the unit's upper bits lie at `at`: this function's contract. Its first chunk is even, so `at` is
         // 8-byte aligned.
         unsafe { load_pair(at) }
     }
 
-    #[inline(always)]
     fn widen(chunk: [u32; 4], upper: u32) -> [[u32; 4]; 2] {
         widen(chunk, upper)
     }
 
-    #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         let (chunk, second, word) = (group / 16 * 2 + group / 4 % 2, group / 8 % 2, group % 4);
         // SAFETY: the four columns exist in `w`: this function's contract. Rows are whole super-blocks.
@@ -93,41 +88,34 @@ impl Weights for Q5K {
         low >> (4 * second) & 0x0f0f_0f0f | (fifth >> (4 * second + word) & 0x0101_0101) << 4
     }
 
-    #[inline(always)]
     fn scales_at(unit: u32) -> u32 {
         Q4K::scales_at(unit)
     }
 
-    #[inline(always)]
     unsafe fn raw(scales: *const u8, unit: u32) -> [u32; 4] {
         // SAFETY: the unit's scales lie at `scales`: this function's contract.
         unsafe { Q4K::raw(scales, unit) }
     }
 
-    #[inline(always)]
     fn scale(raw: [u32; 4], lane: u32) -> [(f32, f32); 2] {
         Q4K::scale(raw, lane)
     }
 
-    #[inline(always)]
     fn of_sum(row: RowScale) -> u32 {
         Q4K::of_sum(row)
     }
 
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], upper: [u32; 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32 {
         dot_minima::<Self>(quants, upper, scale, x, acc)
     }
 
     type Packed = [u32; 4];
 
-    #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 4] {
         // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { Q4K::packed(w, row, block) }
     }
 
-    #[inline(always)]
     fn step_min(packed: [u32; 4], block: u32) -> (f32, f32) {
         Q4K::step_min(packed, block)
     }

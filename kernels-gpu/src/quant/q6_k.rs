@@ -29,16 +29,15 @@ const SCALE_BYTES: u32 = size_of::<ScalesQ6K>() as u32;
 /// The scale with the largest magnitude becomes this, sign included.
 const LARGEST_SCALE: f32 = 128.0;
 
+#[inlined]
 impl Levels for Q6K {
     const TRIALS: u32 = 19;
 
     /// Around −32, up to 4.5 to either side.
-    #[inline(always)]
     fn place(trial: u32) -> f32 {
         0.5 * trial as f32 - (32.0 + 4.5)
     }
 
-    #[inline(always)]
     fn nearest(value: f32) -> f32 {
         nearest(value).clamp(-32, 31) as f32
     }
@@ -109,6 +108,7 @@ fn dot16(a: [u32; 4], b: [u32; 4]) -> f32 {
     from_magic(sum)
 }
 
+#[inlined]
 impl Weights for Q6K {
     const BITS: u32 = 6;
     const OFFSET: i32 = 0;
@@ -123,24 +123,20 @@ impl Weights for Q6K {
     /// Four scales, and d.
     type Raw = [u32; 2];
 
-    #[inline(always)]
     fn chunk_at(chunk: u32) -> u32 {
         chunk / 8 * SUPER_BYTES + chunk % 8 * 16
     }
 
-    #[inline(always)]
     fn upper_at(chunk: u32) -> u32 {
         chunk / 8 * SUPER_BYTES + LOW_BYTES + chunk % 8 * 8
     }
 
-    #[inline(always)]
     unsafe fn upper(at: *const u8) -> [u32; 2] {
         // SAFETY: the chunk's upper bits lie at `at`: this function's contract. All sections begin on 16-byte
         // boundaries.
         unsafe { load_pair(at) }
     }
 
-    #[inline(always)]
     unsafe fn uppers(at: *const u8) -> [[u32; 2]; 2] {
         // SAFETY: the unit's upper bits lie at `at`: this function's contract. Its first chunk is even, so `at` is
         // 16-byte aligned.
@@ -148,12 +144,10 @@ impl Weights for Q6K {
         [[a, b], [c, d]]
     }
 
-    #[inline(always)]
     fn widen(chunk: [u32; 4], upper: [u32; 2]) -> [[u32; 4]; 2] {
         widen(chunk, upper)
     }
 
-    #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         let (chunk, second, word) = (group / 16 * 2 + group / 4 % 2, group / 8 % 2, group % 4);
         // SAFETY: the four columns exist in `w`: this function's contract. Rows are whole super-blocks.
@@ -166,24 +160,20 @@ impl Weights for Q6K {
         (low >> (4 * second) & 0x0f0f_0f0f) << 2 | upper << 6
     }
 
-    #[inline(always)]
     fn scales_at(unit: u32) -> u32 {
         unit / 4 * SCALE_BYTES
     }
 
-    #[inline(always)]
     unsafe fn raw(scales: *const u8, unit: u32) -> [u32; 2] {
         // SAFETY: the unit's scales lie at `scales`: this function's contract. The four words of scales come before d.
         unsafe { [load_word(scales.add((unit % 4 * 4) as usize)), load_half_word(scales.add(16))] }
     }
 
-    #[inline(always)]
     fn scale([scales, d]: [u32; 2], _lane: u32) -> [f32; 4] {
         let d = F16(d as u16).to_f32();
         scales.to_le_bytes().map(|scale| step(d, scale as i8))
     }
 
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], upper: [[u32; 2]; 2], scale: [f32; 4], x: &Inputs, acc: f32) -> f32 {
         let (first, second) = (widen(quants[0], upper[0]), widen(quants[1], upper[1]));
         let mut acc = acc;
@@ -198,7 +188,6 @@ impl Weights for Q6K {
     /// Two scales, and d.
     type Packed = [u32; 2];
 
-    #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 2] {
         // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe {
@@ -208,7 +197,6 @@ impl Weights for Q6K {
         }
     }
 
-    #[inline(always)]
     fn step_min([scales, d]: [u32; 2], _block: u32) -> (f32, f32) {
         let d = F16(d as u16).to_f32();
         (step(d, scales as i8), step(d, (scales >> 8) as i8))

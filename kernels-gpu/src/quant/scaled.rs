@@ -113,7 +113,7 @@ pub unsafe fn quant_encode_scaled_q8_0(p: EncodeScaled) {
 /// As [`quant_encode_scaled_q8_0`].
 #[kernel(block = THREADS, module = "quant_scaled")]
 pub unsafe fn quant_encode_scaled_q4_0(p: EncodeScaled) {
-    // SAFETY: as in `quant_encode_scaled_q8_0`.
+    // SAFETY: x is as `EncodeScaled` says; the block lies inside quants and both arrays of scales.
     unsafe {
         let Some((index, values)) = own_block(p.x, p.rows, p.cols, p.k) else { return };
         let scale = scale_of(&values, f32::load(p.scales.add(index as usize)));

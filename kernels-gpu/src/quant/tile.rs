@@ -111,13 +111,12 @@ trait Output: Copy {
     );
 }
 
+#[inlined]
 impl Output for Epilogue {
-    #[inline(always)]
     fn row(self, place: u32) -> u32 {
         (thread::block_idx_y() * BN + place).min(self.n - 1)
     }
 
-    #[inline(always)]
     unsafe fn finish<W: Weights, const TM: usize, const TN: usize>(
         self,
         acc: [[f32; TN]; TM],
@@ -161,14 +160,13 @@ impl GatedRows {
     }
 }
 
+#[inlined]
 impl Output for GatedRows {
-    #[inline(always)]
     fn row(self, place: u32) -> u32 {
         let half = self.n / 2;
         Self::column(place % BLOCK_VALUES).min(half - 1) + place / BLOCK_VALUES * half
     }
 
-    #[inline(always)]
     unsafe fn finish<W: Weights, const TM: usize, const TN: usize>(
         self,
         acc: [[f32; TN]; TM],

@@ -108,9 +108,9 @@ const fn sections<W: Weights>() -> bool {
     W::BITS != 8 && W::BITS != 4
 }
 
+#[inlined]
 impl<const R: usize> Rows<R> {
     /// R rows from `first` on and from unit `unit` on; rows past the end are the last one.
-    #[inline(always)]
     fn new<W: Weights>(w: Matrix, first: u32, n: u32, unit: u32) -> Self {
         let units = w.k / W::UNIT;
         let mut rows = Self { quants: [0; R], scales: [0; R] };
@@ -128,7 +128,6 @@ impl<const R: usize> Rows<R> {
     }
 
     /// The offsets in bytes of unit `unit` of row `j`: its chunks, their upper bits and its scales.
-    #[inline(always)]
     fn at<W: Weights>(&self, j: usize, unit: u32) -> [u32; 3] {
         if sections::<W>() {
             let unit = self.quants[j] + unit;
@@ -147,13 +146,13 @@ struct Stage<W: Weights, const R: usize, const U: usize> {
     raw: [[W::Raw; U]; R],
 }
 
+#[inlined]
 impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
     /// Loads units `unit`, `unit` + 32, … of each row. Units past the row's `units` are the last one, for which the
     /// activations are zeros.
     ///
     /// # Safety
     /// From where `rows` point, the rows of `w` have `units` > 0 units.
-    #[inline(always)]
     unsafe fn load(w: Matrix, rows: &Rows<R>, unit: u32, units: u32) -> Self {
         let mut stage = Self {
             quants: [[[[0; 4]; 2]; U]; R],
@@ -185,7 +184,6 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
     ///
     /// # Safety
     /// `x` has the unit.
-    #[inline(always)]
     unsafe fn multiply<const V: usize, A: Activations>(
         &self,
         acc: &mut [f32; R],
@@ -194,7 +192,7 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
         lane: u32,
     ) {
         // SAFETY: `x` has the unit: this function's contract.
-        let inputs = unsafe { Inputs::of::<W>(x, unit + 32 * V as u32) };
+        let inputs = unsafe { Inputs::load::<W>(x, unit + 32 * V as u32) };
         unroll!(J < 4 => if J < R {
             let scale = W::scale(self.raw[J][V], lane);
             acc[J] = W::dot(self.quants[J][V], self.upper[J][V], scale, &inputs, acc[J]);
@@ -210,12 +208,12 @@ struct Tile {
     from: u32,
 }
 
+#[inlined]
 impl Tile {
     /// This thread's first X times four values; zeros past the row's end.
     ///
     /// # Safety
     /// x has `cols` values, aligned to 16 bytes.
-    #[inline(always)]
     unsafe fn early<const X: usize>(self) -> [[f32; 4]; X] {
         let mut values = [[0.0; 4]; X];
         unroll!(I < 2 => if I < X {
@@ -232,7 +230,6 @@ impl Tile {
     /// # Safety
     /// As there; all threads of the block call it together, and nobody reads `into`, which has room for `count` values
     /// in whole warps of four.
-    #[inline(always)]
     unsafe fn quantize<W: Weights, const X: usize>(
         self,
         into: SharedRow<TILE>,
@@ -340,6 +337,7 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
 /// The sums over all lanes of K values each, spread over the lanes.
 struct Spread<const K: usize>;
 
+#[inlined]
 impl<const K: usize> Spread<K> {
     /// Number of shuffles.
     const SHUFFLES: u32 = K as u32 - 1 + 5 - K.ilog2();
@@ -349,7 +347,6 @@ impl<const K: usize> Spread<K> {
     ///
     /// # Safety
     /// All 32 lanes call it together.
-    #[inline(always)]
     unsafe fn sum(mut values: [f32; 32]) -> f32 {
         let lane = warp::lane_id();
         unroll!(STEP < 8 => if STEP < 5 {
@@ -371,7 +368,6 @@ impl<const K: usize> Spread<K> {
     }
 
     /// The index of the value whose sum this lane has; `None` if a lower lane has the same one.
-    #[inline(always)]
     fn number() -> Option<u32> {
         let (lane, sharers) = (warp::lane_id(), 32 / K as u32);
         lane.is_multiple_of(sharers).then(|| lane / sharers)

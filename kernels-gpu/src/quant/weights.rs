@@ -9,6 +9,7 @@ use crate::device::element::load_half;
 use crate::device::int8::{dp4a, load_half_word, load_words, nibbles};
 use crate::device::math::fma;
 use crate::device::{Element, F16};
+use cuda_std::inlined;
 
 pub(crate) const BLOCK_VALUES: u32 = BLOCK as u32;
 const SUPER_VALUES: u32 = SUPER_BLOCK as u32;
@@ -23,6 +24,7 @@ pub(crate) struct Matrix {
 }
 
 /// A format.
+#[inlined]
 pub(crate) trait Weights: Copy {
     /// Bits of a quant.
     const BITS: u32;
@@ -50,13 +52,11 @@ pub(crate) trait Weights: Copy {
     type Upper: Copy + Default;
 
     /// The offset of chunk `chunk` in a row's quants.
-    #[inline(always)]
     fn chunk_at(chunk: u32) -> u32 {
         chunk * 16
     }
 
     /// The offset of its upper bits.
-    #[inline(always)]
     fn upper_at(_chunk: u32) -> u32 {
         0
     }
@@ -65,7 +65,6 @@ pub(crate) trait Weights: Copy {
     ///
     /// # Safety
     /// They lie at `at`.
-    #[inline(always)]
     unsafe fn upper(_at: *const u8) -> Self::Upper {
         Self::Upper::default()
     }
@@ -74,13 +73,11 @@ pub(crate) trait Weights: Copy {
     ///
     /// # Safety
     /// They lie at `at`.
-    #[inline(always)]
     unsafe fn uppers(_at: *const u8) -> [Self::Upper; 2] {
         [Self::Upper::default(); 2]
     }
 
     /// A chunk's quants as bytes for products: the run of its low nibbles, and the run of its high nibbles.
-    #[inline(always)]
     fn widen(chunk: [u32; 4], _upper: Self::Upper) -> [[u32; 4]; 2] {
         [chunk.map(|word| nibbles(word).0), chunk.map(|word| nibbles(word).1)]
     }
@@ -89,7 +86,6 @@ pub(crate) trait Weights: Copy {
     ///
     /// # Safety
     /// They exist in `w`.
-    #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         let (word, high) = place(Self::BITS, Self::HIGH, group);
         // SAFETY: the four columns exist in `w`: this function's contract.
@@ -117,7 +113,6 @@ pub(crate) trait Weights: Copy {
 
     /// The block's sum in the form that the format needs for [`BlockInput::sum`](super::activations::BlockInput::sum); 0 if
     /// it needs none.
-    #[inline(always)]
     fn of_sum(_row: RowScale) -> u32 {
         0
     }
@@ -129,7 +124,6 @@ pub(crate) trait Weights: Copy {
     ///
     /// # Safety
     /// `row` exists in `w`.
-    #[inline(always)]
     unsafe fn row_scale(_w: Matrix, _row: u32) -> f32 {
         1.0
     }
@@ -258,6 +252,7 @@ pub(super) use half_scales;
 #[derive(Clone, Copy)]
 pub(super) struct I8;
 
+#[inlined]
 impl Weights for I8 {
     const BITS: u32 = 8;
     const OFFSET: i32 = 0;
@@ -268,24 +263,19 @@ impl Weights for I8 {
     type Scale = ();
     type Raw = ();
 
-    #[inline(always)]
     fn scales_at(_unit: u32) -> u32 {
         0
     }
 
-    #[inline(always)]
     unsafe fn raw(_scales: *const u8, _unit: u32) {}
 
-    #[inline(always)]
     fn scale((): (), _lane: u32) {}
 
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], (): (), x: &Inputs, acc: f32) -> f32 {
         let sum = dot32(quants, [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
         fma(from_magic(sum), x.blocks[0].scale, acc)
     }
 
-    #[inline(always)]
     unsafe fn row_scale(w: Matrix, row: u32) -> f32 {
         // SAFETY: `row` exists in `w`: this function's contract.
         unsafe { f32::load(w.scales.cast::<f32>().add(row as usize)) }
@@ -293,10 +283,8 @@ impl Weights for I8 {
 
     type Packed = ();
 
-    #[inline(always)]
     unsafe fn packed(_w: Matrix, _row: u32, _block: u32) {}
 
-    #[inline(always)]
     fn step_min((): (), _block: u32) -> (f32, f32) {
         (1.0, 0.0)
     }
@@ -324,6 +312,7 @@ impl Weights for Q8_0 {
 #[derive(Clone, Copy)]
 pub(crate) struct Q4_0;
 
+#[inlined]
 impl Weights for Q4_0 {
     const BITS: u32 = 4;
     const OFFSET: i32 = 8;
@@ -334,12 +323,10 @@ impl Weights for Q4_0 {
     half_scales!();
 
     /// The initial value of the integer sum.
-    #[inline(always)]
     fn of_sum(row: RowScale) -> u32 {
         (MAGIC.to_bits() as i32 - Self::OFFSET * row.sum) as u32
     }
 
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
         let sum = dot32(Self::widen(quants[0], ()), [x.runs[0], x.runs[1]], x.blocks[0].sum as i32);
         fma(from_magic(sum), scale * x.blocks[0].scale, acc)
@@ -389,6 +376,7 @@ fn super_step_min([d, a, b, c]: [u32; 4], j: u32) -> (f32, f32) {
     q4_k::step_min(F16(d as u16).to_f32(), F16((d >> 16) as u16).to_f32(), scale, min)
 }
 
+#[inlined]
 impl Weights for Q4K {
     const BITS: u32 = 4;
     const OFFSET: i32 = 0;
@@ -401,18 +389,15 @@ impl Weights for Q4K {
     type Scale = [(f32, f32); 2];
     type Raw = [u32; 4];
 
-    #[inline(always)]
     fn scales_at(unit: u32) -> u32 {
         unit / 4 * 16
     }
 
-    #[inline(always)]
     unsafe fn raw(scales: *const u8, _unit: u32) -> [u32; 4] {
         // SAFETY: the unit's scales lie at `scales`: this function's contract.
         unsafe { load_words(scales) }
     }
 
-    #[inline(always)]
     fn scale([d, a, b, c]: [u32; 4], lane: u32) -> [(f32, f32); 2] {
         // The bits of two neighbouring blocks at a time. Expressions that depend only on the lane are computed once for all
         // units.
@@ -428,25 +413,21 @@ impl Weights for Q4K {
     }
 
     /// The sum of the activations, in f32.
-    #[inline(always)]
     fn of_sum(row: RowScale) -> u32 {
         (row.sum as f32 * row.scale).to_bits()
     }
 
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32 {
         dot_minima::<Self>(quants, [(); 2], scale, x, acc)
     }
     type Packed = [u32; 4];
 
-    #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 4] {
         // Four consecutive tiles read the same super-block's scales, so these are mostly in L1.
         // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { load_words(super_scales(w, row, block / SUPER_BLOCKS, size_of::<ScalesQ4K>())) }
     }
 
-    #[inline(always)]
     fn step_min(packed: [u32; 4], block: u32) -> (f32, f32) {
         super_step_min(packed, block % SUPER_BLOCKS)
     }

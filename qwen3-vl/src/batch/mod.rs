@@ -36,7 +36,7 @@ use pages::{Pages, pages_of};
 use pascaline::governor::Pacer;
 use pascaline::nn::KvPages;
 use pascaline::{Device, Error, Result};
-use pass::{Last, Logits, Part, Passes, Row, Work};
+use pass::{BatchLogits, Last, Part, Passes, Row, Work};
 use rayon::prelude::*;
 use sequence::{Sequence, VisionWork};
 use std::collections::VecDeque;
@@ -398,7 +398,7 @@ impl<'m> Batch<'m> {
                 continue;
             };
             let count = room.min(sequence.left());
-            match sequence.see(self.model, &mut self.images, count, &mut vision) {
+            match sequence.encode_image(self.model, &mut self.images, count, &mut vision) {
                 Ok(0) => i += 1,
                 Ok(count) => {
                     parts.push((i, count));
@@ -490,7 +490,12 @@ impl<'m> Batch<'m> {
 
     /// Chooses the next tokens from these rows of the logits. A sequence whose logits are not finite gets an error of its
     /// own.
-    fn choose(&mut self, logits: &Logits, rows: &[usize], sequences: &[usize]) -> Result<Vec<Result<u32>>> {
+    fn choose(
+        &mut self,
+        logits: &BatchLogits,
+        rows: &[usize],
+        sequences: &[usize],
+    ) -> Result<Vec<Result<u32>>> {
         if sequences.is_empty() {
             self.model.device().synchronize()?; // as the other branches do, so that steps do not run ahead
             return Ok(Vec::new());

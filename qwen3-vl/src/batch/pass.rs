@@ -59,7 +59,7 @@ pub(super) struct Work<'s> {
 
 /// The result of a pass: a row for each sequence whose next token is chosen, in the order of the work.
 #[derive(Clone)]
-pub(super) struct Logits {
+pub(super) struct BatchLogits {
     /// [rows, vocab]
     pub all: Tensor,
     /// Index and value of each row's largest logit: [rows] each.
@@ -80,7 +80,7 @@ struct Captured {
     shape: Shape,
     /// One for each stage.
     inputs: Vec<Inputs>,
-    relay: Relay<Logits>,
+    relay: Relay<BatchLogits>,
     used: u64,
 }
 
@@ -122,7 +122,7 @@ impl<'m> Passes<'m> {
     }
 
     /// Computes the work's rows and stores their keys and values in the pool.
-    pub fn run(&mut self, pool: &mut KvPages, work: &Work) -> Result<Logits> {
+    pub fn run(&mut self, pool: &mut KvPages, work: &Work) -> Result<BatchLogits> {
         self.is_first = false;
         let logits = self.queue(pool, work)?;
         self.model.text.settle()?;
@@ -130,7 +130,7 @@ impl<'m> Passes<'m> {
     }
 
     /// Queues the pass. Prompts are split into micro-batches that keep all devices busy.
-    fn queue(&mut self, pool: &mut KvPages, work: &Work) -> Result<Logits> {
+    fn queue(&mut self, pool: &mut KvPages, work: &Work) -> Result<BatchLogits> {
         let rows: usize = work.parts.iter().map(|part| part.rows.len()).sum();
         let most = self.model.tokens_of_pass(rows);
         if rows <= most {
@@ -147,16 +147,16 @@ impl<'m> Passes<'m> {
             0 => none(self.model.device()),
             1 => Ok(found.swap_remove(0)),
             _ => {
-                let joined = |of: &dyn Fn(&Logits) -> &Tensor| {
+                let joined = |of: &dyn Fn(&BatchLogits) -> &Tensor| {
                     ops::cat(&found.iter().map(|logits| of(logits).clone()).collect::<Vec<_>>(), 0)
                 };
                 let best = [joined(&|logits| &logits.best[0])?, joined(&|logits| &logits.best[1])?];
-                Ok(Logits { all: joined(&|logits| &logits.all)?, best })
+                Ok(BatchLogits { all: joined(&|logits| &logits.all)?, best })
             }
         }
     }
 
-    fn queue_at_once(&mut self, pool: &mut KvPages, work: &Work) -> Result<Logits> {
+    fn queue_at_once(&mut self, pool: &mut KvPages, work: &Work) -> Result<BatchLogits> {
         if !work.parts.is_empty() || !self.capture {
             let width = work.last.iter().map(|last| last.pages.len()).max().unwrap_or(0);
             let shape = Shape { last: work.last.len(), width };
@@ -190,13 +190,13 @@ impl<'m> Passes<'m> {
         let inputs = self.inputs(work, shape)?;
         let none = Work::default();
         let text = &self.model.text;
-        let mut relay = if text.in_turn() == 1 {
+        let mut relay = if text.pipeline_depth() == 1 {
             Relay::capture_at_once(text, || forward(self.model, pool, &inputs, shape, &none))?
         } else {
             let stage = |stage: usize, input: Option<&Tensor>| {
                 stage_of(self.model, pool, &view(&inputs[stage], shape, &none)?, stage, input.cloned(), &none)
             };
-            let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?);
+            let end = |hidden: &Tensor| BatchLogits::new(text.logits_at_home(hidden)?);
             Relay::capture(text, shape.last, stage, end)?
         };
         let logits = relay.launch(text)?.clone();
@@ -397,7 +397,7 @@ fn forward(
     inputs: &[Inputs],
     shape: Shape,
     work: &Work,
-) -> Result<Logits> {
+) -> Result<BatchLogits> {
     let (text, images) = (&model.text, Images { outputs: &work.outputs, runs: &work.runs });
     let views = inputs.iter().map(|inputs| view(inputs, shape, work)).collect::<Result<Vec<_>>>()?;
     let ropes: Vec<_> = views.iter().map(|view| view.rope.clone()).collect();
@@ -413,18 +413,18 @@ fn forward(
         let picked = hidden.iter().zip(views).map(|(hidden, view)| ops::embedding(hidden, &view.picked));
         hidden = picked.collect::<Result<_>>()?;
     }
-    Logits::of(text.logits(&hidden)?)
+    BatchLogits::new(text.logits(&hidden)?)
 }
 
 /// No logits, for a pass after which no token is chosen.
-fn none(device: &Device) -> Result<Logits> {
+fn none(device: &Device) -> Result<BatchLogits> {
     let none = Tensor::zeros([0, 0], DType::F32, device)?;
     let (ids, values) = (Tensor::zeros([0], DType::U32, device)?, none.reshape([0])?);
-    Ok(Logits { all: none, best: [ids, values] })
+    Ok(BatchLogits { all: none, best: [ids, values] })
 }
 
-impl Logits {
-    fn of(all: Tensor) -> Result<Self> {
+impl BatchLogits {
+    fn new(all: Tensor) -> Result<Self> {
         let best = [ops::argmax(&all)?, ops::max(&all)?];
         Ok(Self { all, best })
     }

@@ -10,7 +10,7 @@ use crate::processor::Prompt;
 use crate::sampling::Sampler;
 use crate::stream::TextStream;
 use crate::text::ImageRun;
-use crate::vision::{Seeing, VisionOutput};
+use crate::vision::{VisionOutput, VisionProgress};
 use pascaline::ops::PAGE;
 use pascaline::{Error, Result};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(super) struct Sequence<'m> {
     /// Embeddings of images that are still needed.
     outputs: Vec<Option<VisionOutput>>,
     /// The image that is in the vision tower, and its index.
-    seeing: Option<(usize, Seeing)>,
+    progress: Option<(usize, VisionProgress)>,
     pub sampler: Sampler,
     stream: TextStream<'m>,
     eos: Vec<u32>,
@@ -100,7 +100,7 @@ impl<'m> Sequence<'m> {
             digests,
             outputs: vec![None; prompt.patches.len()],
             prompt,
-            seeing: None,
+            progress: None,
             sampler,
             stream: TextStream::new(&model.processor.tokenizer, &options.stop),
             eos,
@@ -198,7 +198,7 @@ impl<'m> Sequence<'m> {
         pages.release(&self.pages);
         self.pages.clear();
         self.computed = 0;
-        self.seeing = None;
+        self.progress = None;
     }
 
     /// Counts computed tokens, and records the contents of the pages that they filled.
@@ -219,7 +219,7 @@ impl<'m> Sequence<'m> {
 
     /// How many of the next `count` tokens can be computed now: those before the first image without embeddings. At most
     /// one image runs through the vision tower in a step, perhaps only some of the blocks.
-    pub fn see(
+    pub fn encode_image(
         &mut self,
         model: &Qwen3Vl,
         images: &mut Images,
@@ -238,14 +238,14 @@ impl<'m> Sequence<'m> {
                 let patches = &self.prompt.patches[run.output];
                 let of_block = patches.grid[1..].iter().product::<usize>().max(1);
                 let blocks = (vision.most / of_block).max(1);
-                let begun = self.seeing.take().filter(|(image, _)| *image == run.output);
-                let mut seeing = begun.map_or_else(Seeing::default, |(_, seeing)| seeing);
-                let before = seeing.passed;
+                let begun = self.progress.take().filter(|(image, _)| *image == run.output);
+                let mut progress = begun.map_or_else(VisionProgress::default, |(_, progress)| progress);
+                let before = progress.passed;
                 vision.passed = Some(0);
-                let output = model.see_on(patches, &mut seeing, blocks)?;
-                vision.passed = Some((seeing.passed - before).saturating_mul(of_block));
+                let output = model.encode_image_on(patches, &mut progress, blocks)?;
+                vision.passed = Some((progress.passed - before).saturating_mul(of_block));
                 let Some(output) = output else {
-                    self.seeing = Some((run.output, seeing));
+                    self.progress = Some((run.output, progress));
                     return Ok(run.start);
                 };
                 images.put(key, &output);

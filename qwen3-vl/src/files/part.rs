@@ -42,7 +42,7 @@ fn create(folder: &Path) -> io::Result<NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-/// Removes the parts that no living process has locked. What can't be read or removed stays.
+/// Removes the parts that no living process has locked. A part that can't be read or removed stays.
 fn remove_dead(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();

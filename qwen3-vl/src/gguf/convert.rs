@@ -26,7 +26,7 @@ const UNUSED: i32 = 5;
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and the field.
 pub fn text_plan(dir: &Path, config: &Config, mix: Mix) -> Result<Plan> {
     let text = &config.text;
-    let tensors = tensors(config, false, |published, shape| mix.of(published, shape, config));
+    let tensors = tensors(config, false, |published, shape| mix.type_for(published, shape, config));
     let mut plan = Plan { keys: Vec::new(), tensors };
     let size = size_label(plan.parameters());
     let mut add = |key: &str, field: Field| plan.keys.push((key.to_owned(), field));

@@ -7,8 +7,8 @@ use pascaline::{Device, Error, Result};
 
 /// The format that encodes a type; `None` for types without blocks, or without an encoder here.
 fn format(ty: GgmlType) -> Option<Format> {
-    match super::Kept::of(ty) {
-        super::Kept::AsIs(format) => Some(format),
+    match super::DeviceStorage::from(ty) {
+        super::DeviceStorage::AsIs(format) => Some(format),
         _ => None,
     }
 }

@@ -1,7 +1,7 @@
 //! Mixes of types: how each tensor of a text model is stored. The rules and their numbers are those of llama.cpp's
 //! `llama-quantize` (source: its published `llama-quant.cpp`), so that files have the same size and quality.
 
-use super::{GgmlType, Kept};
+use super::{DeviceStorage, GgmlType};
 use crate::config::Config;
 use crate::footprint::Storage;
 use crate::weights::expected;
@@ -59,7 +59,7 @@ impl Mix {
     }
 
     /// The type of a text model's matrix, by its published name; norms are in f32 in every mix.
-    pub(super) fn of(self, published: &str, shape: &[usize], config: &Config) -> GgmlType {
+    pub(super) fn type_for(self, published: &str, shape: &[usize], config: &Config) -> GgmlType {
         let &[_, columns] = shape else { return GgmlType::F32 };
         fitting(self.wanted(published, config), columns)
     }
@@ -68,11 +68,11 @@ impl Mix {
     /// is in F16.
     pub fn storage(self, config: &Config) -> BTreeMap<String, Storage> {
         let float = Storage::Float(DType::F16);
-        let of = |name: &str, shape: &[usize]| match Kept::of(self.of(name, shape, config)) {
+        let of = |name: &str, shape: &[usize]| match DeviceStorage::from(self.type_for(name, shape, config)) {
             _ if name.starts_with("model.visual.") => float,
-            Kept::Plain => float,
-            Kept::AsIs(format) => Storage::Stored(format),
-            Kept::Converted(format) => Storage::Quantized(format),
+            DeviceStorage::Plain => float,
+            DeviceStorage::AsIs(format) => Storage::Stored(format),
+            DeviceStorage::Converted(format) => Storage::Quantized(format),
         };
         expected(config).into_iter().map(|(name, shape)| (name.clone(), of(&name, &shape))).collect()
     }
@@ -134,7 +134,11 @@ mod tests {
             (config.text.num_attention_heads, config.text.num_key_value_heads) = (4 * of_keys, of_keys);
             let config = config.clone();
             move |mix: Mix, layer: usize, name: &str| {
-                mix.of(&format!("model.language_model.layers.{layer}.{name}.weight"), &[512, 512], &config)
+                mix.type_for(
+                    &format!("model.language_model.layers.{layer}.{name}.weight"),
+                    &[512, 512],
+                    &config,
+                )
             }
         };
         let of = heads(8);
@@ -154,7 +158,7 @@ mod tests {
         let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
         let mut config = Config::load(&tiny).unwrap();
         config.tie_word_embeddings = false;
-        let of = |name: &str| Mix::Q4_0.of(name, &[512, 512], &config);
+        let of = |name: &str| Mix::Q4_0.type_for(name, &[512, 512], &config);
         assert_eq!(
             [of(crate::weights::LM_HEAD), of(crate::weights::EMBEDDING)],
             [GgmlType::Q6_K, GgmlType::Q4_0]

@@ -1,6 +1,6 @@
 //! Activations.
 
-use super::Differentiable;
+use super::{About, Differentiable};
 use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::ops::{self, Activation};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
@@ -77,20 +77,23 @@ impl Activate {
 }
 
 impl Differentiable for Activate {
-    fn op(&self) -> &'static str {
-        "activate_backward"
-    }
-
-    fn sizes(&self) -> String {
-        format!("f={:?},rows={},cols={}", self.activation, self.rows, self.cols)
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+    fn about(&self) -> About {
+        let sizes = format!("f={:?},rows={},cols={}", self.activation, self.rows, self.cols);
+        About {
+            op: "activate_backward",
+            sizes,
+            dtype: self.dtype,
+            purpose: self.purpose,
+            gradient: ([self.rows, self.width()].into(), self.dtype),
+            tolerance: match self.dtype {
+                DType::F32 => Tolerance::new(
+                    2e-6,
+                    3e-6,
+                    "two terms of about 1 that cancel near the minimum, times dy and up to 12",
+                ),
+                _ => Tolerance::new(3e-6, 4.9e-4, "one rounding to f16"),
+            },
+        }
     }
 
     fn forward_shape(&self) -> Shape {
@@ -101,10 +104,6 @@ impl Differentiable for Activate {
         let mut x = data::normal(&self.sizes(), "x", [self.rows, self.width()], self.dtype);
         x.values.iter_mut().for_each(|x| *x *= 3.0); // into the tails
         vec![HostTensor::new(x.shape, self.dtype, x.values)]
-    }
-
-    fn gradient(&self) -> (Shape, DType) {
-        ([self.rows, self.width()].into(), self.dtype)
     }
 
     fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
@@ -136,17 +135,6 @@ impl Differentiable for Activate {
             (0..self.cols).map(|c| function(x[c], self.activation).0 * up(c)).collect::<Vec<_>>()
         })
         .collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F32 => Tolerance::new(
-                2e-6,
-                3e-6,
-                "two terms of about 1 that cancel near the minimum, times dy and up to 12",
-            ),
-            _ => Tolerance::new(3e-6, 4.9e-4, "one rounding to f16"),
-        }
     }
 
     fn flops(&self) -> f64 {

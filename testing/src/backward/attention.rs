@@ -1,13 +1,13 @@
 //! Scaled dot-product attention.
 
-use super::{Differentiable, dot};
+use super::{About, Differentiable, dot};
+use crate::held::Held;
 use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::block_mask::{BlockGrid, BlockMask};
 use pascaline::ops::{self, Path, PreparedMask};
 use pascaline::{DType, Device, Result, Shape, Tensor, TensorMut};
 use rand::Rng;
 use rayon::prelude::*;
-use std::sync::{Mutex, PoisonError};
 
 /// The input with respect to which the gradient is taken.
 #[derive(Clone, Copy, PartialEq)]
@@ -37,8 +37,7 @@ struct Sparse {
     kind: Kind,
     block: usize,
     heads: usize,
-    /// The device of the last run, and the mask on it.
-    prepared: Mutex<Option<(Device, PreparedMask)>>,
+    prepared: Held<PreparedMask>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,20 +79,9 @@ pub(super) fn all_sparse() -> Vec<Attention> {
                     continue;
                 }
                 let (kind, block, heads_of_mask) = sparse;
-                let sparse = Some(Sparse { kind, block, heads: heads_of_mask, prepared: Mutex::default() });
-                let causal = false;
-                all.push(Attention {
-                    heads,
-                    q_len,
-                    kv_len,
-                    head_dim,
-                    causal,
-                    swapped,
-                    of,
-                    dtype,
-                    purpose,
-                    sparse,
-                });
+                let sparse = Some(Sparse { kind, block, heads: heads_of_mask, prepared: Held::default() });
+                let case = Attention::new(heads, [q_len, kv_len, head_dim], [false, swapped], of, dtype);
+                all.push(Attention { purpose, sparse, ..case });
             }
         }
     };
@@ -133,42 +121,29 @@ pub(super) fn all() -> Vec<Attention> {
                 ((1, 1), 0, 3, 16, false, false),
                 ((1, 1), 3, 0, 16, false, false),
             ] {
-                let purpose = Purpose::Test;
-                let sparse = None;
-                all.push(Attention {
-                    heads,
-                    q_len,
-                    kv_len,
-                    head_dim,
-                    causal,
-                    swapped,
-                    of,
-                    dtype,
-                    purpose,
-                    sparse,
-                });
+                all.push(Attention::new(heads, [q_len, kv_len, head_dim], [causal, swapped], of, dtype));
             }
         }
-        let (heads, len, purpose, of) = ((16, 8), 1024, Purpose::Bench, Of::K);
         for (head_dim, causal) in [(128, true), (64, false)] {
-            all.push(Attention {
-                heads,
-                q_len: len,
-                kv_len: len,
-                head_dim,
-                causal,
-                swapped: true,
-                of,
-                dtype,
-                purpose,
-                sparse: None,
-            });
+            let case = Attention::new((16, 8), [1024, 1024, head_dim], [causal, true], Of::K, dtype);
+            all.push(Attention { purpose: Purpose::Bench, ..case });
         }
     }
     all
 }
 
 impl Attention {
+    fn new(
+        heads: (usize, usize),
+        [q_len, kv_len, head_dim]: [usize; 3],
+        [causal, swapped]: [bool; 2],
+        of: Of,
+        dtype: DType,
+    ) -> Self {
+        let (purpose, sparse) = (Purpose::Test, None);
+        Self { heads, q_len, kv_len, head_dim, causal, swapped, of, dtype, purpose, sparse }
+    }
+
     fn options(&self) -> ops::Attention {
         ops::Attention { causal: self.causal, ..ops::Attention::default() }
     }
@@ -212,13 +187,8 @@ impl Attention {
     /// The mask on a device, made once: benches time the op alone.
     fn prepared(&self, device: &Device) -> Result<Option<PreparedMask>> {
         let (Some(sparse), Some(mask)) = (&self.sparse, self.mask()) else { return Ok(None) };
-        let mut prepared = sparse.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = prepared.take().filter(|(of, _)| of.same(device));
-        let (_, mask) = match known {
-            Some(known) => prepared.insert(known),
-            None => prepared.insert((device.clone(), PreparedMask::new(mask, Path::Sparse, device)?)),
-        };
-        Ok(Some(mask.clone()))
+        let make = || PreparedMask::new(mask, Path::Sparse, device);
+        sparse.prepared.with(device, make, |mask| Ok(Some(mask.clone())))
     }
 
     fn mask(&self) -> Option<BlockMask> {
@@ -228,11 +198,7 @@ impl Attention {
 }
 
 impl Differentiable for Attention {
-    fn op(&self) -> &'static str {
-        if self.sparse.is_some() { "sparse_attention_backward" } else { "attention_backward" }
-    }
-
-    fn sizes(&self) -> String {
+    fn about(&self) -> About {
         let of = match self.of {
             Of::Q => "q",
             Of::K => "k",
@@ -242,20 +208,36 @@ impl Differentiable for Attention {
         let Self { q_len, kv_len, head_dim, causal, .. } = self;
         let view = if self.swapped { ",view=swapped" } else { "" };
         let shape = format!("of={of},heads={q_heads}/{kv_heads},q={q_len},kv={kv_len},d={head_dim}");
-        match &self.sparse {
+        let sizes = match &self.sparse {
             Some(Sparse { kind, block, heads, .. }) => {
                 format!("{shape},mask={kind:?},block={block},masks={heads}{view}")
             }
             None => format!("{shape},causal={causal}{view}"),
+        };
+        let shape = match self.of {
+            Of::Q => self.forward_shape(),
+            _ => self.stored(self.heads.1, self.kv_len),
+        };
+        let gradient = (shape, self.dtype);
+        About {
+            op: if self.sparse.is_some() { "sparse_attention_backward" } else { "attention_backward" },
+            sizes,
+            dtype: self.dtype,
+            purpose: self.purpose,
+            gradient,
+            tolerance: match self.dtype {
+                DType::F32 => Tolerance::new(
+                    2e-5,
+                    1e-5,
+                    "sums over keys or queries of products about √d, with weights of the scores' error",
+                ),
+                _ => Tolerance::new(
+                    4e-3,
+                    2e-3,
+                    "the result is rounded to f16, and its product with dout is subtracted",
+                ),
+            },
         }
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
     }
 
     fn forward_shape(&self) -> Shape {
@@ -269,14 +251,6 @@ impl Differentiable for Attention {
             data::normal(&id, "k", kv.clone(), self.dtype),
             data::normal(&id, "v", kv, self.dtype),
         ]
-    }
-
-    fn gradient(&self) -> (Shape, DType) {
-        let shape = match self.of {
-            Of::Q => self.forward_shape(),
-            _ => self.stored(self.heads.1, self.kv_len),
-        };
-        (shape, self.dtype)
     }
 
     fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
@@ -370,21 +344,6 @@ impl Differentiable for Attention {
             }
         }
         out
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F32 => Tolerance::new(
-                2e-5,
-                1e-5,
-                "sums over keys or queries of products about √d, with weights of the scores' error",
-            ),
-            _ => Tolerance::new(
-                4e-3,
-                2e-3,
-                "the result is rounded to f16, and its product with dout is subtracted",
-            ),
-        }
     }
 
     /// Five products for each pair.

@@ -1,6 +1,6 @@
 //! Cross-entropy of logits, and of the logits x · wᵀ.
 
-use super::Differentiable;
+use super::{About, Differentiable};
 use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 use rand::Rng;
@@ -77,25 +77,40 @@ impl CrossEntropy {
 }
 
 impl Differentiable for CrossEntropy {
-    fn op(&self) -> &'static str {
-        if self.of == Of::Logits { "cross_entropy" } else { "linear_cross_entropy" }
-    }
-
-    fn sizes(&self) -> String {
+    fn about(&self) -> About {
         let of = match self.of {
             Of::Logits => "logits",
             Of::X => "x",
             Of::W => "w",
         };
-        format!("of={of},rows={},hidden={},vocab={}", self.rows, self.hidden, self.vocab)
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let sizes = format!("of={of},rows={},hidden={},vocab={}", self.rows, self.hidden, self.vocab);
+        let shape = match self.of {
+            Of::Logits => [self.rows, self.vocab],
+            Of::X => [self.rows, self.hidden],
+            Of::W => [self.vocab, self.hidden],
+        };
+        let gradient = (shape.into(), DType::F32);
+        About {
+            op: if self.of == Of::Logits { "cross_entropy" } else { "linear_cross_entropy" },
+            sizes,
+            dtype: self.dtype,
+            purpose: self.purpose,
+            gradient,
+            tolerance: match self.of {
+                Of::Logits => Tolerance::new(
+                    1e-7,
+                    4e-5,
+                    "exp of a difference of up to 600, whose rounding is multiplied by it",
+                ),
+                // a logit is a sum whose partial sums grow with √hidden, so its rounding grows with hidden; a weight's relative
+                // error is that
+                _ => Tolerance::new(
+                    4e-6 * (self.hidden as f64 / 64.0).max(1.0),
+                    1e-5,
+                    "a weighted mean of numbers about 1, with weights of the logits' error, which grows with their products",
+                ),
+            },
+        }
     }
 
     /// One number, whose gradient is 1: dy is not used.
@@ -115,15 +130,6 @@ impl Differentiable for CrossEntropy {
                 labels,
             ],
         }
-    }
-
-    fn gradient(&self) -> (Shape, DType) {
-        let shape = match self.of {
-            Of::Logits => [self.rows, self.vocab],
-            Of::X => [self.rows, self.hidden],
-            Of::W => [self.vocab, self.hidden],
-        };
-        (shape.into(), DType::F32)
     }
 
     fn run(&self, mut y: TensorMut, _: &Tensor, arguments: &[Tensor]) -> Result<()> {
@@ -187,23 +193,6 @@ impl Differentiable for CrossEntropy {
             x.iter().map(|x| (x - max).exp()).sum::<f64>().ln() - (x[label as usize] - max)
         });
         vec![f64::from(FACTOR) * losses.sum::<f64>()]
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.of {
-            Of::Logits => Tolerance::new(
-                1e-7,
-                4e-5,
-                "exp of a difference of up to 600, whose rounding is multiplied by it",
-            ),
-            // a logit is a sum whose partial sums grow with √hidden, so its rounding grows with hidden; a weight's relative
-            // error is that
-            _ => Tolerance::new(
-                4e-6 * (self.hidden as f64 / 64.0).max(1.0),
-                1e-5,
-                "a weighted mean of numbers about 1, with weights of the logits' error, which grows with their products",
-            ),
-        }
     }
 
     fn flops(&self) -> f64 {

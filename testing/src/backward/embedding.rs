@@ -1,6 +1,6 @@
 //! Embedding lookup, and sums over all rows.
 
-use super::Differentiable;
+use super::{About, Differentiable};
 use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 use rand::Rng;
@@ -56,24 +56,26 @@ pub(super) fn all() -> Vec<Embedding> {
 }
 
 impl Differentiable for Embedding {
-    fn op(&self) -> &'static str {
-        if self.is_bias { "column_sum" } else { "embedding_backward" }
-    }
-
-    fn sizes(&self) -> String {
+    fn about(&self) -> About {
         let add = if self.add { ",add=true" } else { "" };
-        match self.is_bias {
+        let sizes = match self.is_bias {
             true => format!("rows={},cols={}", self.n, self.cols),
             false => format!("rows={},cols={},n={}{add}", self.rows, self.cols, self.n),
+        };
+        let shape: Shape = if self.is_bias { [self.cols].into() } else { [self.rows, self.cols].into() };
+        let gradient = (shape, DType::F32);
+        About {
+            op: if self.is_bias { "column_sum" } else { "embedding_backward" },
+            sizes,
+            dtype: self.dtype,
+            purpose: self.purpose,
+            gradient,
+            tolerance: Tolerance::new(
+                3e-7 * (self.n.max(1) as f64).sqrt(),
+                1e-6,
+                "a sum in f32 of numbers about 1",
+            ),
         }
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
     }
 
     fn forward_shape(&self) -> Shape {
@@ -89,11 +91,6 @@ impl Differentiable for Embedding {
             DType::U32,
             (0..self.n).map(|_| rng.random_range(0..most) as f32).collect(),
         )]
-    }
-
-    fn gradient(&self) -> (Shape, DType) {
-        let shape: Shape = if self.is_bias { [self.cols].into() } else { [self.rows, self.cols].into() };
-        (shape, DType::F32)
     }
 
     fn run(&self, mut y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
@@ -128,10 +125,6 @@ impl Differentiable for Embedding {
             false => vec![0.0; self.cols],
         };
         arguments[0].iter().flat_map(row).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance::new(3e-7 * (self.n.max(1) as f64).sqrt(), 1e-6, "a sum in f32 of numbers about 1")
     }
 
     fn flops(&self) -> f64 {

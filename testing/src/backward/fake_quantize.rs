@@ -1,6 +1,6 @@
 //! Quantising with learned scales.
 
-use super::Differentiable;
+use super::{About, Differentiable};
 use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::quant::{Format, name};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
@@ -66,21 +66,24 @@ impl FakeQuantize {
 }
 
 impl Differentiable for FakeQuantize {
-    fn op(&self) -> &'static str {
-        "fake_quantize_scaled_backward"
-    }
-
-    fn sizes(&self) -> String {
+    fn about(&self) -> About {
         let of = if self.of == Of::X { "x" } else { "scales" };
-        format!("format={},of={of},rows={},cols={}", name(self.format), self.rows, self.cols)
-    }
-
-    fn dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let sizes = format!("format={},of={of},rows={},cols={}", name(self.format), self.rows, self.cols);
+        About {
+            op: "fake_quantize_scaled_backward",
+            sizes,
+            dtype: DType::F32,
+            purpose: self.purpose,
+            gradient: match self.of {
+                Of::X => (self.forward_shape(), DType::F32),
+                Of::Scales => ([self.rows, self.blocks()].into(), DType::F32),
+            },
+            tolerance: match self.of {
+                Of::X => Tolerance::EXACT,
+                // steps of up to 127 are off by 2 roundings, 1.6e-5, each; 32 of them, times dy, of random sign
+                Of::Scales => Tolerance::new(1e-4, 1e-6, "rounding of steps and of the sum of a block"),
+            },
+        }
     }
 
     fn forward_shape(&self) -> Shape {
@@ -95,13 +98,6 @@ impl Differentiable for FakeQuantize {
         let [_, high] = self.range();
         let scales = scales.values.iter().map(|s| (0.1 * s + 1.0) * 2.5 / high as f32 * s.signum());
         vec![x, HostTensor::new(shape, DType::F32, scales.collect())]
-    }
-
-    fn gradient(&self) -> (Shape, DType) {
-        match self.of {
-            Of::X => (self.forward_shape(), DType::F32),
-            Of::Scales => ([self.rows, self.blocks()].into(), DType::F32),
-        }
     }
 
     fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
@@ -138,14 +134,6 @@ impl Differentiable for FakeQuantize {
             moved.map_or(scale * quant, |moved| x[i] + scale * moved)
         };
         (0..x.len()).map(value).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.of {
-            Of::X => Tolerance::EXACT,
-            // steps of up to 127 are off by 2 roundings, 1.6e-5, each; 32 of them, times dy, of random sign
-            Of::Scales => Tolerance::new(1e-4, 1e-6, "rounding of steps and of the sum of a block"),
-        }
     }
 
     fn flops(&self) -> f64 {

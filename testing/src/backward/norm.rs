@@ -1,6 +1,6 @@
 //! RMS norm and layer norm, and the sums over rows that biases need.
 
-use super::Differentiable;
+use super::{About, Differentiable};
 use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
@@ -52,25 +52,36 @@ impl Norm {
 }
 
 impl Differentiable for Norm {
-    fn op(&self) -> &'static str {
-        if self.centred { "layer_norm_backward" } else { "rms_norm_backward" }
-    }
-
-    fn sizes(&self) -> String {
+    fn about(&self) -> About {
         let of = match self.of {
             Of::X => "x",
             Of::Weight => "weight",
             Of::Bias => "bias",
         };
-        format!("of={of},rows={},cols={}", self.rows, self.cols)
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+        let sizes = format!("of={of},rows={},cols={}", self.rows, self.cols);
+        About {
+            op: if self.centred { "layer_norm_backward" } else { "rms_norm_backward" },
+            sizes,
+            dtype: self.dtype,
+            purpose: self.purpose,
+            gradient: match self.of {
+                Of::X => (self.forward_shape(), self.dtype),
+                _ => ([self.cols].into(), DType::F32),
+            },
+            tolerance: match (self.of, self.dtype) {
+                (Of::X, DType::F16) => Tolerance::new(1e-5, 4.9e-4, "one rounding to f16"),
+                (Of::X, _) => Tolerance::new(
+                    1e-5,
+                    2e-6,
+                    "sums over a row of products about 1, rsqrt, and a row of few columns whose factor is large",
+                ),
+                _ => Tolerance::new(
+                    6e-7 * (self.rows as f64).sqrt(),
+                    2e-6,
+                    "a sum over the rows of products about 1",
+                ),
+            },
+        }
     }
 
     fn forward_shape(&self) -> Shape {
@@ -83,13 +94,6 @@ impl Differentiable for Norm {
             data::normal(&id, "x", self.forward_shape(), self.dtype),
             data::normal(&id, "weight", [self.cols], self.dtype),
         ]
-    }
-
-    fn gradient(&self) -> (Shape, DType) {
-        match self.of {
-            Of::X => (self.forward_shape(), self.dtype),
-            _ => ([self.cols].into(), DType::F32),
-        }
     }
 
     fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
@@ -148,22 +152,6 @@ impl Differentiable for Norm {
             (0..x.len()).map(|c| (x[c] - mean) * scale * weight[c] + bias(c)).collect::<Vec<_>>()
         })
         .collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match (self.of, self.dtype) {
-            (Of::X, DType::F16) => Tolerance::new(1e-5, 4.9e-4, "one rounding to f16"),
-            (Of::X, _) => Tolerance::new(
-                1e-5,
-                2e-6,
-                "sums over a row of products about 1, rsqrt, and a row of few columns whose factor is large",
-            ),
-            _ => Tolerance::new(
-                6e-7 * (self.rows as f64).sqrt(),
-                2e-6,
-                "a sum over the rows of products about 1",
-            ),
-        }
     }
 
     fn flops(&self) -> f64 {

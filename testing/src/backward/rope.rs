@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use super::Differentiable;
+use super::{About, Differentiable};
 use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
@@ -41,20 +41,19 @@ impl Rope {
 }
 
 impl Differentiable for Rope {
-    fn op(&self) -> &'static str {
-        "rope_backward"
-    }
-
-    fn sizes(&self) -> String {
-        format!("seq={},heads={},dim={}", self.seq, self.heads, self.dim)
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+    fn about(&self) -> About {
+        let sizes = format!("seq={},heads={},dim={}", self.seq, self.heads, self.dim);
+        About {
+            op: "rope_backward",
+            sizes,
+            dtype: self.dtype,
+            purpose: self.purpose,
+            gradient: (self.forward_shape(), self.dtype),
+            tolerance: match self.dtype {
+                DType::F32 => Tolerance::new(6e-7, 2e-7, "two products of up to 3 that may cancel"),
+                _ => Tolerance::new(6e-7, 4.9e-4, "one rounding to f16"),
+            },
+        }
     }
 
     fn forward_shape(&self) -> Shape {
@@ -62,15 +61,7 @@ impl Differentiable for Rope {
     }
 
     fn arguments(&self) -> Vec<HostTensor> {
-        let angles = data::normal(&self.sizes(), "angles", [self.seq, self.dim / 2], DType::F32);
-        let table = |f: fn(f32) -> f32| {
-            HostTensor::new(angles.shape.clone(), DType::F32, angles.values.iter().map(|&x| f(x)).collect())
-        };
-        vec![table(f32::cos), table(f32::sin)]
-    }
-
-    fn gradient(&self) -> (Shape, DType) {
-        (self.forward_shape(), self.dtype)
+        data::angles(&self.sizes(), [self.seq, self.dim / 2]).into()
     }
 
     fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
@@ -88,13 +79,6 @@ impl Differentiable for Rope {
 
     fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
         self.rotate(point, [&arguments[0], &arguments[1]], 1.0)
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F32 => Tolerance::new(6e-7, 2e-7, "two products of up to 3 that may cancel"),
-            _ => Tolerance::new(6e-7, 4.9e-4, "one rounding to f16"),
-        }
     }
 
     fn flops(&self) -> f64 {

@@ -1,6 +1,6 @@
 //! Softmax.
 
-use super::{Differentiable, dot};
+use super::{About, Differentiable, dot};
 use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
@@ -29,20 +29,23 @@ fn softmax(x: &[f64]) -> Vec<f64> {
 }
 
 impl Differentiable for Softmax {
-    fn op(&self) -> &'static str {
-        "softmax_backward"
-    }
-
-    fn sizes(&self) -> String {
-        format!("rows={},cols={}", self.rows, self.cols)
-    }
-
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn purpose(&self) -> Purpose {
-        self.purpose
+    fn about(&self) -> About {
+        let sizes = format!("rows={},cols={}", self.rows, self.cols);
+        About {
+            op: "softmax_backward",
+            sizes,
+            dtype: self.dtype,
+            purpose: self.purpose,
+            gradient: (self.forward_shape(), self.dtype),
+            tolerance: match self.dtype {
+                DType::F32 => Tolerance::new(
+                    3e-7,
+                    1e-6,
+                    "a sum of products of which one is at most 1, in f32; then it is subtracted",
+                ),
+                _ => Tolerance::new(6e-7, 4.9e-4, "one rounding to f16, subnormals included"),
+            },
+        }
     }
 
     fn forward_shape(&self) -> Shape {
@@ -54,10 +57,6 @@ impl Differentiable for Softmax {
         let rows = x.values.chunks_exact(self.cols);
         let y = rows.flat_map(|x| softmax(&x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>()));
         vec![HostTensor::new(self.forward_shape(), self.dtype, y.map(|y| y as f32).collect())]
-    }
-
-    fn gradient(&self) -> (Shape, DType) {
-        (self.forward_shape(), self.dtype)
     }
 
     fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
@@ -80,17 +79,6 @@ impl Differentiable for Softmax {
 
     fn forward(&self, point: &[f64], _: &[Vec<f64>]) -> Vec<f64> {
         point.chunks_exact(self.cols).flat_map(softmax).collect()
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F32 => Tolerance::new(
-                3e-7,
-                1e-6,
-                "a sum of products of which one is at most 1, in f32; then it is subtracted",
-            ),
-            _ => Tolerance::new(6e-7, 4.9e-4, "one rounding to f16, subnormals included"),
-        }
     }
 
     fn flops(&self) -> f64 {

@@ -38,13 +38,13 @@ mod shared_pointer;
 pub mod thread;
 pub mod warp;
 
-pub use cuda_std_macros::{KernelParams, gpu_only, kernel};
+pub use cuda_std_macros::{KernelParams, gpu_only, inlined, kernel};
 pub use launch::{KernelInfo, KernelParams, KernelSpec};
 
 /// The names that most kernel files need.
 pub mod prelude {
     pub use crate::butterfly::{Butterfly, Max, MaxOrNan, Min, Or, Sum};
-    pub use crate::{KernelParams, kernel, thread, warp};
+    pub use crate::{KernelParams, inlined, kernel, thread, warp};
 }
 
 /// A panic ends the grid with an illegal-instruction error at the next synchronisation; there is no message.

@@ -1,11 +1,11 @@
-//! The macros of `cuda_std`: [`macro@kernel`], [`macro@KernelParams`] and [`macro@gpu_only`].
+//! The macros of `cuda_std`: [`macro@kernel`], [`macro@KernelParams`], [`macro@gpu_only`] and [`macro@inlined`].
 
 mod kernel;
 mod params;
 
 use proc_macro::TokenStream;
-use quote::quote;
-use syn::{DeriveInput, Error, ItemFn, parse_macro_input};
+use quote::{ToTokens, quote};
+use syn::{DeriveInput, Error, ImplItem, Item, ItemFn, TraitItem, parse_macro_input, parse_quote};
 
 /// Makes a function a GPU kernel: on `nvptx64` it becomes a PTX entry under its own name; elsewhere it stays an
 /// ordinary function, so that the host can type-check and lint it.
@@ -65,4 +65,30 @@ pub fn gpu_only(_attributes: TokenStream, item: TokenStream) -> TokenStream {
         }
     }
     .into()
+}
+
+/// `#[inline(always)]` for every function of an `impl`, and for those of a trait that have a body: device code makes no calls.
+#[proc_macro_attribute]
+pub fn inlined(_attributes: TokenStream, item: TokenStream) -> TokenStream {
+    let mut item = parse_macro_input!(item as Item);
+    match &mut item {
+        Item::Impl(of) => of.items.iter_mut().for_each(|item| {
+            if let ImplItem::Fn(function) = item {
+                function.attrs.push(parse_quote!(#[inline(always)]));
+            }
+        }),
+        Item::Trait(of) => of.items.iter_mut().for_each(|item| {
+            if let TraitItem::Fn(function) = item
+                && function.default.is_some()
+            {
+                function.attrs.push(parse_quote!(#[inline(always)]));
+            }
+        }),
+        other => {
+            return Error::new_spanned(other, "`inlined` takes an impl or a trait")
+                .into_compile_error()
+                .into();
+        }
+    }
+    item.into_token_stream().into()
 }

@@ -157,7 +157,7 @@ fn a_resumed_run_is_the_same() {
     let options = qwen3_vl::LoadOptions::for_device(&Device::Cpu);
     let merged = qwen3_vl::Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).unwrap();
     let (example, mut sum) = (&examples[0], 0.0);
-    let seen = vec![merged.see(&example.visuals[0]).unwrap()];
+    let seen = vec![merged.encode_image(&example.visuals[0]).unwrap()];
     let logits = merged.trace(&example.ids, &seen, &[example.visuals[0].grid], |_, _| {}).unwrap();
     let vocab = logits.dims()[1];
     let logits = logits.to_vec::<f32>().unwrap();
@@ -279,7 +279,7 @@ fn merged_adapters_have_the_same_gradients() {
         published: "model.language_model.norm.weight".into(),
         frame: None,
     };
-    let merging = QuantizeAware::of(&[gguf::Plan { tensors: vec![norm], ..gguf::Plan::default() }]);
+    let merging = QuantizeAware::new(&[gguf::Plan { tensors: vec![norm], ..gguf::Plan::default() }]);
     let gradients = |quantize_aware: QuantizeAware| {
         let mut model = Model::load(&tiny(), &Device::Cpu).unwrap();
         model.lora = Lora::add(&mut model.parameters, &options, &Device::Cpu).unwrap();
@@ -323,7 +323,7 @@ fn learned_scales_lower_the_loss() {
     ];
     let losses = |is_learned: bool| {
         let mut model = Model::load(&tiny(), &Device::Cpu).unwrap();
-        model.quantize_aware = QuantizeAware::of(&plans);
+        model.quantize_aware = QuantizeAware::new(&plans);
         model.parameters.train(|_| false); // scales alone
         if is_learned {
             model.parameters.train(|name| !name.starts_with("model.visual."));

@@ -8,7 +8,7 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{Context, Driver, Guard, lock, run_until};
-use super::{Answer, api, driver, enter, enter_faulted, write_out};
+use super::{Answer, Out, api, enter, enter_faulted};
 use crate::config::Config;
 
 static INITIALISED: AtomicBool = AtomicBool::new(false);
@@ -33,14 +33,14 @@ pub(super) fn initialised() {
 
 /// The driver, if `cuInit` was called.
 pub(super) fn guard() -> Result<Guard, u32> {
-    if INITIALISED.load(Ordering::Acquire) { Ok(lock()) } else { Err(NOT_INITIALIZED) }
+    if INITIALISED.load(Ordering::Acquire) { lock() } else { Err(NOT_INITIALIZED) }
 }
 
 /// The driver and the number of a device, if there is one of that number.
 pub(super) fn with_device(dev: CUdevice) -> Result<(Guard, usize), u32> {
     let guard = guard()?;
     let device = usize::try_from(dev).ok();
-    let device = device.filter(|&device| guard.as_ref().is_some_and(|d| device < d.devices.len()));
+    let device = device.filter(|&device| device < guard.devices.len());
     Ok((guard, device.ok_or(INVALID_DEVICE)?))
 }
 
@@ -114,84 +114,74 @@ fn make_current(context: u64) {
     });
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
     fn cuInit(flags: c_uint) {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let mut guard = lock();
-        if guard.is_none() {
+        if lock().is_err() {
             let config = Config::from_env().map_err(|e| {
                 crate::finding::say(&e);
                 INVALID_VALUE
             })?;
-            *guard = Some(Driver::new(config));
+            let _ = super::configure(config); // another thread may have been first
         }
         initialised();
         Ok(())
     }
 
-    fn cuDriverGetVersion(version: *mut c_int) {
+    fn cuDriverGetVersion(version: *mut c_int => Out<c_int>) {
         // CUDA 11.4, the version of the bindings.
-        // SAFETY: as above.
-        unsafe { write_out(version, 11040) }
+        version.write(11040)
     }
 
-    fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
+    fn cuDeviceGet(device: *mut CUdevice => Out<CUdevice>, ordinal: c_int) {
         drop(with_device(ordinal)?);
-        // SAFETY: as above.
-        unsafe { write_out(device, ordinal) }
+        device.write(ordinal)
     }
 
-    fn cuDeviceGetCount(count: *mut c_int) {
-        let mut guard = guard()?;
-        let devices = driver(&mut guard)?.devices.len();
-        // SAFETY: as above.
-        unsafe { write_out(count, devices as c_int) }
+    fn cuDeviceGetCount(count: *mut c_int => Out<c_int>) {
+        let devices = guard()?.devices.len();
+        count.write(devices as c_int)
     }
 
-    fn cuDeviceGetAttribute(value: *mut c_int, attr: CUdevice_attribute => c_int, dev: CUdevice) {
-        let (mut guard, device) = with_device(dev)?;
-        let v = attribute(driver(&mut guard)?, device, attr)?;
-        // SAFETY: as above.
-        unsafe { write_out(value, v) }
+    fn cuDeviceGetAttribute(value: *mut c_int => Out<c_int>, attr: CUdevice_attribute => c_int, dev: CUdevice) {
+        let (guard, device) = with_device(dev)?;
+        let v = attribute(&guard, device, attr)?;
+        value.write(v)
     }
 
     fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
-        let (mut guard, device) = with_device(dev)?;
-        let text = format!("Virtual {}", driver(&mut guard)?.devices[device].gpu.config().card.name);
-        // SAFETY: as above.
+        let (guard, device) = with_device(dev)?;
+        let text = format!("Virtual {}", guard.devices[device].gpu.config().card.name);
+        // SAFETY: the caller promised the driver API that its buffer is null or has `len` bytes.
         unsafe { write_text(name, len, &text) }
     }
 
     fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, dev: CUdevice) {
         let (guard, device) = with_device(dev)?;
         drop(guard);
-        // SAFETY: as above.
+        // SAFETY: the caller promised the driver API that its buffer is null or has `len` bytes.
         unsafe { write_text(id, len, &pci_id(device)) }
     }
 
-    fn cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice) {
+    fn cuDeviceGetUuid(uuid: *mut CUuuid => Out<CUuuid>, dev: CUdevice) {
         let (guard, device) = with_device(dev)?;
         drop(guard);
         let mut bytes = b"virtual-sm61-gpu".map(|b| b as c_char);
         bytes[15] += device as c_char;
-        // SAFETY: as above.
-        unsafe { write_out(uuid, CUuuid { bytes }) }
+        uuid.write(CUuuid { bytes })
     }
 
-    fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
-        let (mut guard, device) = with_device(dev)?;
-        let n = driver(&mut guard)?.devices[device].gpu.memory.limit() as usize;
-        // SAFETY: as above.
-        unsafe { write_out(bytes, n) }
+    fn cuDeviceTotalMem_v2(bytes: *mut usize => Out<usize>, dev: CUdevice) {
+        let (guard, device) = with_device(dev)?;
+        let n = guard.devices[device].gpu.memory.limit() as usize;
+        bytes.write(n)
     }
 
-    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, dev: CUdevice) {
+    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext => Out<CUcontext>, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         if d.devices[device].primary == 0 {
             let primary = d.handle();
             d.devices[device].primary = primary;
@@ -199,13 +189,12 @@ api! {
         }
         let of = &mut d.devices[device];
         of.primary_count += 1;
-        // SAFETY: as above.
-        unsafe { write_out(context, of.primary as CUcontext) }
+        context.write(of.primary as CUcontext)
     }
 
     fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let of = &mut d.devices[device];
         if of.primary_count == 0 {
             return Err(INVALID_CONTEXT);
@@ -219,7 +208,7 @@ api! {
 
     fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) {
         let (mut guard, _) = with_device(dev)?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         if d.devices.len() > 1 {
             return Err(NOT_SUPPORTED); // the others would have to stay as they are
         }
@@ -231,34 +220,29 @@ api! {
 
     fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) {
         let (mut guard, device) = with_device(dev)?;
-        driver(&mut guard)?.devices[device].primary_flags = flags;
+        guard.devices[device].primary_flags = flags;
         Ok(())
     }
 
-    fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
-        let (mut guard, device) = with_device(dev)?;
-        let d = &driver(&mut guard)?.devices[device];
-        // SAFETY: as above.
-        unsafe {
-            write_out(flags, d.primary_flags)?;
-            write_out(active, (d.primary_count > 0) as c_int)
-        }
+    fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint => Out<c_uint>, active: *mut c_int => Out<c_int>) {
+        let (guard, device) = with_device(dev)?;
+        let d = &guard.devices[device];
+        flags.write(d.primary_flags)?;
+        active.write((d.primary_count > 0) as c_int)
     }
 
-    fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, dev: CUdevice) {
+    fn cuCtxCreate_v2(context: *mut CUcontext => Out<CUcontext>, flags: c_uint, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let id = d.handle();
         d.contexts.insert(id, Context { device, flags });
         CONTEXTS.with_borrow_mut(|c| c.push(id));
-        // SAFETY: as above.
-        unsafe { write_out(context, id as CUcontext) }
+        context.write(id as CUcontext)
     }
 
     fn cuCtxDestroy_v2(context: CUcontext) {
-        let mut guard = guard()?;
         let id = context as u64;
-        if driver(&mut guard)?.contexts.remove(&id).is_none() {
+        if guard()?.contexts.remove(&id).is_none() {
             return Err(INVALID_CONTEXT);
         }
         if current() == id {
@@ -268,78 +252,59 @@ api! {
     }
 
     fn cuCtxSetCurrent(context: CUcontext) {
-        let mut guard = guard()?;
         let id = context as u64;
-        if id != 0 && !driver(&mut guard)?.contexts.contains_key(&id) {
+        if id != 0 && !guard()?.contexts.contains_key(&id) {
             return Err(INVALID_CONTEXT);
         }
         make_current(id);
         Ok(())
     }
 
-    fn cuCtxGetCurrent(context: *mut CUcontext) {
+    fn cuCtxGetCurrent(context: *mut CUcontext => Out<CUcontext>) {
         drop(guard()?);
-        // SAFETY: as above.
-        unsafe { write_out(context, current() as CUcontext) }
+        context.write(current() as CUcontext)
     }
 
     fn cuCtxPushCurrent_v2(context: CUcontext) {
-        let mut guard = guard()?;
-        if !driver(&mut guard)?.contexts.contains_key(&(context as u64)) {
+        if !guard()?.contexts.contains_key(&(context as u64)) {
             return Err(INVALID_CONTEXT);
         }
         CONTEXTS.with_borrow_mut(|c| c.push(context as u64));
         Ok(())
     }
 
-    fn cuCtxPopCurrent_v2(context: *mut CUcontext) {
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext => Out<CUcontext>) {
         drop(guard()?);
         let Some(id) = CONTEXTS.with_borrow_mut(|c| c.pop()) else { return Err(INVALID_CONTEXT) };
-        if context.is_null() {
-            return Ok(());
-        }
-        // SAFETY: as above.
-        unsafe { write_out(context, id as CUcontext) }
-    }
-
-    fn cuCtxGetDevice(device: *mut CUdevice) {
-        let mut guard = enter_faulted()?;
-        let current = driver(&mut guard)?.current;
-        // SAFETY: as above.
-        unsafe { write_out(device, current as CUdevice) }
-    }
-
-    fn cuCtxGetFlags(flags: *mut c_uint) {
-        let mut guard = enter_faulted()?;
-        let f = driver(&mut guard)?.contexts.get(&current()).map_or(0, |context| context.flags);
-        // SAFETY: as above.
-        unsafe { write_out(flags, f) }
-    }
-
-    fn cuCtxGetApiVersion(_context: CUcontext, version: *mut c_uint) {
-        drop(guard()?);
-        // SAFETY: as above.
-        unsafe { write_out(version, 3020) }
-    }
-
-    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
-        drop(enter()?);
-        // SAFETY: as above; both may be null.
-        unsafe {
-            if !least.is_null() {
-                write_out(least, 0)?;
-            }
-            if !greatest.is_null() {
-                write_out(greatest, -1)?;
-            }
-        }
+        context.write_unless_null(id as CUcontext);
         Ok(())
     }
 
-    fn cuCtxGetCacheConfig(config: *mut CUfunc_cache) {
+    fn cuCtxGetDevice(device: *mut CUdevice => Out<CUdevice>) {
+        let current = enter_faulted()?.current;
+        device.write(current as CUdevice)
+    }
+
+    fn cuCtxGetFlags(flags: *mut c_uint => Out<c_uint>) {
+        let f = enter_faulted()?.contexts.get(&current()).map_or(0, |context| context.flags);
+        flags.write(f)
+    }
+
+    fn cuCtxGetApiVersion(_context: CUcontext, version: *mut c_uint => Out<c_uint>) {
+        drop(guard()?);
+        version.write(3020)
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: *mut c_int => Out<c_int>, greatest: *mut c_int => Out<c_int>) {
         drop(enter()?);
-        // SAFETY: as above.
-        unsafe { write_out(config, CUfunc_cache::CU_FUNC_CACHE_PREFER_NONE) }
+        least.write_unless_null(0);
+        greatest.write_unless_null(-1);
+        Ok(())
+    }
+
+    fn cuCtxGetCacheConfig(config: *mut CUfunc_cache => Out<CUfunc_cache>) {
+        drop(enter()?);
+        config.write(CUfunc_cache::CU_FUNC_CACHE_PREFER_NONE)
     }
 
     /// A hint that this chip ignores.
@@ -347,10 +312,9 @@ api! {
         enter().map(|_| ())
     }
 
-    fn cuCtxGetSharedMemConfig(config: *mut CUsharedconfig) {
+    fn cuCtxGetSharedMemConfig(config: *mut CUsharedconfig => Out<CUsharedconfig>) {
         drop(enter()?);
-        // SAFETY: as above.
-        unsafe { write_out(config, CUsharedconfig::CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE) }
+        config.write(CUsharedconfig::CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE)
     }
 
     /// A hint that this chip ignores.
@@ -359,13 +323,13 @@ api! {
     }
 
     fn cuCtxSynchronize() {
-        let mut guard = enter()?;
-        if !driver(&mut guard)?.captures.is_empty() {
+        let guard = enter()?;
+        if !guard.captures.is_empty() {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        let device = driver(&mut guard)?.current;
+        let device = guard.current;
         let mut guard = run_until(guard, |d| d.is_idle(device))?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         d.observe_device(device);
         d.fault_of(device)
     }

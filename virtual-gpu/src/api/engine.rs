@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
 use std::io::Write;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 use super::codes::*;
 use super::graph::{Capture, Exec, Graph};
@@ -235,6 +235,7 @@ pub(super) struct Context {
     pub flags: u32,
 }
 
+#[derive(Default)]
 pub(super) struct Driver {
     pub devices: Vec<Device>,
     /// The device of the context that is current in the call being answered.
@@ -281,25 +282,8 @@ impl Driver {
         };
         let numbers = 0..config.devices();
         let pools = numbers.clone().map(|number| (default_pool(number), Pool::new(number))).collect();
-        let mut d = Self {
-            devices: numbers.clone().map(device).collect(),
-            current: 0,
-            order: Order::new(),
-            streams: HashMap::new(),
-            events: HashMap::new(),
-            modules: HashMap::new(),
-            functions: HashMap::new(),
-            graphs: HashMap::new(),
-            execs: HashMap::new(),
-            captures: HashMap::new(),
-            pools,
-            pool_of: HashMap::new(),
-            freeing: HashSet::new(),
-            contexts: HashMap::new(),
-            next_handle: 0x1000,
-            random,
-            in_graph: false,
-        };
+        let devices = numbers.clone().map(device).collect();
+        let mut d = Self { devices, pools, random, next_handle: 0x1000, ..Self::default() };
         d.streams.extend(numbers.map(|number| (number as u64, Stream::new(number, 0, 0))));
         d
     }
@@ -513,7 +497,7 @@ impl Driver {
                 let peers = self.reached_from(device);
                 let remote = self
                     .ordered()
-                    .then(|| Arc::new(RemoteReads::of(&peers, &self.devices[device].gpu.memory)));
+                    .then(|| Arc::new(RemoteReads::new(&peers, &self.devices[device].gpu.memory)));
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
                 let context = LaunchContext { peers, writer, unordered, remote: remote.clone() };
                 let gpu = &mut self.devices[device].gpu;
@@ -687,7 +671,7 @@ impl Driver {
             Some((s, d)) if to.kind == Kind::Device => {
                 // SAFETY: both shadows are as long as the ranges located. `copy` allows overlap.
                 unsafe { std::ptr::copy(s, d, bytes as usize) };
-                // SAFETY: as above; no kernel runs meanwhile.
+                // SAFETY: the shadow is as long as the range located, and no kernel runs while the driver has the engine.
                 let shadow = unsafe { std::slice::from_raw_parts_mut(d, bytes as usize) };
                 shadow.iter_mut().filter(|writer| **writer != 0).for_each(|writer| *writer = unit);
             }
@@ -707,21 +691,23 @@ impl Driver {
     }
 }
 
-pub(super) static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
+pub(super) static DRIVER: OnceLock<Mutex<Driver>> = OnceLock::new();
 /// Signalled whenever a host function has returned.
 static RETURNED: Condvar = Condvar::new();
 
-pub(super) type Guard = MutexGuard<'static, Option<Driver>>;
+pub(super) type Guard = MutexGuard<'static, Driver>;
 
-pub(super) fn lock() -> Guard {
-    DRIVER.lock().unwrap_or_else(|e| e.into_inner())
+/// The driver, if it is configured.
+pub(super) fn lock() -> Result<Guard, u32> {
+    let driver = DRIVER.get().ok_or(NOT_INITIALIZED)?;
+    Ok(driver.lock().unwrap_or_else(|e| e.into_inner()))
 }
 
 /// Runs queued work, in a seeded order, until `until` holds. Returns the guard, which is released while a host
 /// function runs.
 pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Result<Guard, u32> {
     loop {
-        let Some(d) = guard.as_mut() else { return Err(NOT_INITIALIZED) };
+        let d = &mut *guard;
         if until(d) {
             return Ok(guard);
         }
@@ -753,10 +739,8 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
                         Callback::Host(_) => {}
                     }
                 }
-                guard = lock();
-                if let Some(d) = guard.as_mut() {
-                    d.finish(id);
-                }
+                guard = lock()?;
+                guard.finish(id);
                 RETURNED.notify_all();
             }
             Some((id, work)) => {
@@ -769,7 +753,7 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
 
 /// Called after work was queued: runs none, some or all of it, as the configuration and the seed say.
 pub(super) fn after_enqueue(mut guard: Guard) -> Result<(), u32> {
-    let Some(d) = guard.as_mut() else { return Err(NOT_INITIALIZED) };
+    let d = &mut *guard;
     let waiting: usize = d.streams.values().map(|s| s.queue.len()).sum();
     if !d.gpu().config().late {
         drop(run_until(guard, Driver::idle)?);
@@ -782,7 +766,7 @@ pub(super) fn after_enqueue(mut guard: Guard) -> Result<(), u32> {
 /// Runs up to `n` pieces of work.
 pub(super) fn run_some(mut guard: Guard, n: u64) -> Result<Guard, u32> {
     for _ in 0..n {
-        let Some(d) = guard.as_mut() else { return Err(NOT_INITIALIZED) };
+        let d = &*guard;
         if d.ready().is_empty() {
             break;
         }

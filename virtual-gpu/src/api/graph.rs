@@ -9,7 +9,7 @@ use cust_raw::*;
 use super::codes::*;
 use super::engine::{Driver, Stream, StreamId, Work, after_enqueue, is_null};
 use super::order::{Clock, join};
-use super::{Answer, api, driver, enter, write_out};
+use super::{Answer, Out, api, enter};
 
 /// Captured work, the nodes it follows, and the stream that it was captured on.
 #[derive(Clone)]
@@ -149,9 +149,8 @@ impl Driver {
     }
 }
 
-fn instantiate(exec: *mut CUgraphExec, graph: CUgraph) -> Answer {
-    let mut guard = enter()?;
-    let d = driver(&mut guard)?;
+fn instantiate(exec: Out<CUgraphExec>, graph: CUgraph) -> Answer {
+    let d = &mut *enter()?;
     let g = d.graphs.get(&(graph as u64)).ok_or(INVALID_VALUE)?;
     let nodes = g.nodes.clone();
     let mut lanes = BTreeMap::new();
@@ -166,16 +165,12 @@ fn instantiate(exec: *mut CUgraphExec, graph: CUgraph) -> Answer {
     }
     let id = d.handle();
     d.execs.insert(id, Arc::new(Exec { id, nodes, lanes }));
-    // SAFETY: the caller's out-pointer.
-    unsafe { write_out(exec, id as CUgraphExec) }
+    exec.write(id as CUgraphExec)
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode => c_int) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         let id = d.id(stream);
         if is_null(id) {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
@@ -194,83 +189,70 @@ api! {
         Ok(())
     }
 
-    fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph => Out<CUgraph>) {
+        let d = &mut *enter()?;
         let stream = d.id(stream);
         let g = d.end_capture(stream)?;
         let id = d.handle();
         d.graphs.insert(id, g);
-        // SAFETY: as above.
-        unsafe { write_out(graph, id as CUgraph) }
+        graph.write(id as CUgraph)
     }
 
-    fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus => Out<CUstreamCaptureStatus>) {
+        let d = &mut *enter()?;
         let capturing = d.stream(d.id(stream))?.capture.is_some();
         let value = if capturing {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
         } else {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
         };
-        // SAFETY: as above.
-        unsafe { write_out(status, value) }
+        status.write(value)
     }
 
-    fn cuStreamGetCaptureInfo(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut cuuint64_t) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuStreamGetCaptureInfo(stream: CUstream, status: *mut CUstreamCaptureStatus => Out<CUstreamCaptureStatus>, id: *mut cuuint64_t => Out<cuuint64_t>) {
+        let d = &mut *enter()?;
         let capture = d.stream(d.id(stream))?.capture;
         let value = match capture {
             Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
             None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
         };
-        // SAFETY: as above.
-        unsafe {
-            write_out(status, value)?;
-            match (capture, id.is_null()) {
-                (Some(c), false) => write_out(id, c),
-                _ => Ok(()),
-            }
+        if let Some(capture) = capture {
+            id.write_unless_null(capture);
         }
+        status.write(value)
     }
 
-    fn cuGraphCreate(graph: *mut CUgraph, flags: c_uint) {
+    fn cuGraphCreate(graph: *mut CUgraph => Out<CUgraph>, flags: c_uint) {
         let mut guard = enter()?;
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let id = d.handle();
         d.graphs.insert(id, Graph { nodes: Vec::new() });
-        // SAFETY: as above.
-        unsafe { write_out(graph, id as CUgraph) }
+        graph.write(id as CUgraph)
     }
 
     fn cuGraphDestroy(graph: CUgraph) {
-        let mut guard = enter()?;
-        driver(&mut guard)?.graphs.remove(&(graph as u64)).map(|_| ()).ok_or(INVALID_VALUE)
+        enter()?.graphs.remove(&(graph as u64)).map(|_| ()).ok_or(INVALID_VALUE)
     }
 
     /// Gives the number of nodes; this device has no node handles.
-    fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
-        let mut guard = enter()?;
-        let n = driver(&mut guard)?.graphs.get(&(graph as u64)).ok_or(INVALID_VALUE)?.nodes.len();
+    fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize => Out<usize>) {
+        let n = enter()?.graphs.get(&(graph as u64)).ok_or(INVALID_VALUE)?.nodes.len();
         if !nodes.is_null() {
             return Err(NOT_SUPPORTED);
         }
-        // SAFETY: as above.
-        unsafe { write_out(count, n) }
+        count.write(n)
     }
 
     fn cuGraphInstantiate_v2(
-        exec: *mut CUgraphExec, graph: CUgraph, _node: *mut CUgraphNode, _log: *mut c_char, _bytes: usize,
+        exec: *mut CUgraphExec => Out<CUgraphExec>, graph: CUgraph, _node: *mut CUgraphNode, _log: *mut c_char, _bytes: usize,
     ) {
         instantiate(exec, graph)
     }
 
-    fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
+    fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec => Out<CUgraphExec>, graph: CUgraph, flags: c_ulonglong) {
         if flags != 0 {
             return Err(NOT_SUPPORTED);
         }
@@ -278,15 +260,14 @@ api! {
     }
 
     fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         d.stream(d.id(stream))?;
         if d.execs.contains_key(&(exec as u64)) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
     fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let exec = Arc::clone(d.execs.get(&(exec as u64)).ok_or(INVALID_VALUE)?);
         let stream = d.id(stream);
         if d.stream(stream)?.capture.is_some() {
@@ -298,8 +279,7 @@ api! {
     }
 
     fn cuGraphExecDestroy(exec: CUgraphExec) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         let exec = d.execs.remove(&(exec as u64)).ok_or(INVALID_VALUE)?;
         if Arc::strong_count(&exec) == 1 {
             d.remove_lanes(&exec); // otherwise they are removed when it has run

@@ -7,7 +7,7 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{Driver, Function, KernelLaunch, OnDevice, Work, after_enqueue, memory_code};
-use super::{Answer, api, driver, enter, write_out};
+use super::{Answer, Out, api, enter};
 use crate::exec::{Launch, check_launch};
 use crate::finding::{self, Finding, FindingKind};
 use crate::ptx::{Kernel, Module};
@@ -36,7 +36,7 @@ impl Logs {
         for i in 0..count as usize {
             // SAFETY: both arrays hold `count` entries.
             let (option, slot) = unsafe { (options.add(i).read(), values.add(i)) };
-            // SAFETY: as above.
+            // SAFETY: an entry of the caller's second array, which holds `count`.
             let value = unsafe { slot.read() } as usize;
             match option {
                 3 => logs.info.0 = value,
@@ -79,9 +79,8 @@ impl Logs {
     }
 }
 
-fn load(image: &[u8], logs: Option<&Logs>, out: *mut CUmodule) -> Answer {
-    let mut guard = enter()?;
-    let d = driver(&mut guard)?;
+fn load(image: &[u8], logs: Option<&Logs>, out: Out<CUmodule>) -> Answer {
+    let d = &mut *enter()?;
     let text = match std::str::from_utf8(image) {
         Ok(t) => Module::parse(t).map_err(|e| format!("ptxas application ptx input, {e}")),
         Err(_) => Err("the image is not text".to_owned()),
@@ -107,13 +106,12 @@ fn load(image: &[u8], logs: Option<&Logs>, out: *mut CUmodule) -> Answer {
     let device = d.current;
     let loaded = d.here().gpu.load(module).map_err(memory_code)?;
     if let Some(l) = logs {
-        // SAFETY: as above.
+        // SAFETY: the logs were read from the same call's options.
         unsafe { l.write(&info, "") };
     }
     let id = d.handle();
     d.modules.insert(id, OnDevice { device, loaded: Arc::new(loaded) });
-    // SAFETY: the caller's out-pointer.
-    unsafe { write_out(out, id as CUmodule) }
+    out.write(id as CUmodule)
 }
 
 /// The text of a PTX image, or the code that says why it is not one.
@@ -170,15 +168,14 @@ fn resident_blocks(d: &Driver, f: CUfunction, threads: c_int, dynamic: usize) ->
 }
 
 fn potential_block_size(
-    min_grid: *mut c_int,
-    block: *mut c_int,
+    min_grid: Out<c_int>,
+    block: Out<c_int>,
     f: CUfunction,
     shared_of: CUoccupancyB2DSize,
     shared: usize,
     limit: c_int,
 ) -> Answer {
-    let mut guard = enter()?;
-    let d = driver(&mut guard)?;
+    let d = &mut *enter()?;
     let (function, k) = self::function(d, f)?;
     let most = max_threads(function, k) as c_int;
     let most = if limit > 0 { most.min(limit) } else { most };
@@ -193,32 +190,27 @@ fn potential_block_size(
         }
     }
     let sms = d.gpu().config().card.sms;
-    // SAFETY: the caller's out-pointers.
-    unsafe {
-        write_out(min_grid, (best.2 * sms) as c_int)?;
-        write_out(block, best.1)
-    }
+    min_grid.write((best.2 * sms) as c_int)?;
+    block.write(best.1)
 }
 
-// SAFETY of the unsafe blocks below: each pointer is the caller's, who promised the driver API that it is null
-// or valid.
 api! {
-    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) {
-        // SAFETY: as above.
+    fn cuModuleLoadData(module: *mut CUmodule => Out<CUmodule>, image: *const c_void) {
+        // SAFETY: the caller promised the driver API a null pointer or an image.
         load(unsafe { image_text(image)? }, None, module)
     }
 
     fn cuModuleLoadDataEx(
-        module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option => *mut c_int,
+        module: *mut CUmodule => Out<CUmodule>, image: *const c_void, count: c_uint, options: *mut CUjit_option => *mut c_int,
         values: *mut *mut c_void,
     ) {
-        // SAFETY: as above.
+        // SAFETY: the caller promised the driver API `count` options and values.
         let logs = unsafe { Logs::read(count, options, values)? };
-        // SAFETY: as above.
+        // SAFETY: the caller promised the driver API a null pointer or an image.
         load(unsafe { image_text(image)? }, Some(&logs), module)
     }
 
-    fn cuModuleLoad(module: *mut CUmodule, path: *const c_char) {
+    fn cuModuleLoad(module: *mut CUmodule => Out<CUmodule>, path: *const c_char) {
         let bytes = std::fs::read(name_of(path)?).map_err(|_| FILE_NOT_FOUND)?;
         if bytes.starts_with(b"\x7fELF") {
             return Err(NO_BINARY_FOR_GPU);
@@ -228,17 +220,16 @@ api! {
 
     /// Waits for the whole device first, as the driver does.
     fn cuModuleUnload(module: CUmodule) {
-        let mut guard = enter()?;
-        let device = driver(&mut guard)?.current;
+        let guard = enter()?;
+        let device = guard.current;
         let mut guard = super::engine::run_until(guard, |d| d.is_idle(device))?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let m = d.modules.remove(&(module as u64)).ok_or(INVALID_HANDLE)?;
         d.devices[m.device].gpu.unload(&m.loaded).map_err(memory_code)
     }
 
-    fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuModuleGetFunction(out: *mut CUfunction => Out<CUfunction>, module: CUmodule, name: *const c_char) {
+        let d = &mut *enter()?;
         let name = name_of(name)?;
         let m = Arc::clone(&d.module(module as u64)?.loaded);
         let k = m.module.kernel(name).ok_or(NOT_FOUND)?;
@@ -247,29 +238,19 @@ api! {
         let max_dynamic_shared = (48 << 10) - k.dynamic_start;
         let f = Function { module: module as u64, kernel: name.to_owned(), registers, max_dynamic_shared };
         d.functions.insert(id, f);
-        // SAFETY: as above.
-        unsafe { write_out(out, id as CUfunction) }
+        out.write(id as CUfunction)
     }
 
-    fn cuModuleGetGlobal_v2(ptr: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuModuleGetGlobal_v2(ptr: *mut CUdeviceptr => Out<CUdeviceptr>, bytes: *mut usize => Out<usize>, module: CUmodule, name: *const c_char) {
+        let d = &mut *enter()?;
         let (at, size) = d.module(module as u64)?.loaded.global(name_of(name)?).ok_or(NOT_FOUND)?;
-        // SAFETY: as above; both may be null.
-        unsafe {
-            if !ptr.is_null() {
-                write_out(ptr, at)?;
-            }
-            if !bytes.is_null() {
-                write_out(bytes, size as usize)?;
-            }
-        }
+        ptr.write_unless_null(at);
+        bytes.write_unless_null(size as usize);
         Ok(())
     }
 
-    fn cuFuncGetAttribute(value: *mut c_int, attr: CUfunction_attribute => c_int, f: CUfunction) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuFuncGetAttribute(value: *mut c_int => Out<c_int>, attr: CUfunction_attribute => c_int, f: CUfunction) {
+        let d = &mut *enter()?;
         let (function, k) = self::function(d, f)?;
         let (major, minor) = d.module(function.module)?.loaded.module.version();
         let v = match attr {
@@ -285,13 +266,11 @@ api! {
             9 => u32::MAX,
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: as above.
-        unsafe { write_out(value, v as c_int) }
+        value.write(v as c_int)
     }
 
     fn cuFuncSetAttribute(f: CUfunction, attr: CUfunction_attribute => c_int, value: c_int) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         let (_, k) = function(d, f)?;
         let most = (48 << 10) - k.dynamic_start;
         match attr {
@@ -309,14 +288,12 @@ api! {
 
     /// A hint that this chip ignores.
     fn cuFuncSetCacheConfig(f: CUfunction, _config: CUfunc_cache => c_int) {
-        let mut guard = enter()?;
-        function(driver(&mut guard)?, f).map(|_| ())
+        function(&*enter()?, f).map(|_| ())
     }
 
     /// A hint that this chip ignores.
     fn cuFuncSetSharedMemConfig(f: CUfunction, _config: CUsharedconfig => c_int) {
-        let mut guard = enter()?;
-        function(driver(&mut guard)?, f).map(|_| ())
+        function(&*enter()?, f).map(|_| ())
     }
 
     fn cuLaunchKernel(
@@ -324,7 +301,7 @@ api! {
         stream: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void,
     ) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let (function, k) = self::function(d, f)?;
         let mut block = vec![0u8; k.param_bytes as usize];
         if !extra.is_null() {
@@ -380,46 +357,40 @@ api! {
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        blocks: *mut c_int, f: CUfunction, threads: c_int, shared: usize,
+        blocks: *mut c_int => Out<c_int>, f: CUfunction, threads: c_int, shared: usize,
     ) {
-        let mut guard = enter()?;
-        let n = resident_blocks(driver(&mut guard)?, f, threads, shared)?;
-        // SAFETY: as above.
-        unsafe { write_out(blocks, n as c_int) }
+        let n = resident_blocks(&*enter()?, f, threads, shared)?;
+        blocks.write(n as c_int)
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        blocks: *mut c_int, f: CUfunction, threads: c_int, shared: usize, _flags: c_uint,
+        blocks: *mut c_int => Out<c_int>, f: CUfunction, threads: c_int, shared: usize, _flags: c_uint,
     ) {
-        let mut guard = enter()?;
-        let n = resident_blocks(driver(&mut guard)?, f, threads, shared)?;
-        // SAFETY: as above.
-        unsafe { write_out(blocks, n as c_int) }
+        let n = resident_blocks(&*enter()?, f, threads, shared)?;
+        blocks.write(n as c_int)
     }
 
     fn cuOccupancyAvailableDynamicSMemPerBlock(
-        shared: *mut usize, f: CUfunction, blocks: c_int, threads: c_int,
+        shared: *mut usize => Out<usize>, f: CUfunction, blocks: c_int, threads: c_int,
     ) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         let (_, k) = function(d, f)?;
         if blocks < 1 || resident_blocks(d, f, threads, 0)? < blocks as u32 {
             return Err(INVALID_VALUE);
         }
         let each = ((96 << 10) / blocks as u32) & !255;
-        // SAFETY: as above.
-        unsafe { write_out(shared, each.min(48 << 10).saturating_sub(k.dynamic_start) as usize) }
+        shared.write(each.min(48 << 10).saturating_sub(k.dynamic_start) as usize)
     }
 
     fn cuOccupancyMaxPotentialBlockSize(
-        grid: *mut c_int, block: *mut c_int, f: CUfunction, shared_of: CUoccupancyB2DSize, shared: usize,
+        grid: *mut c_int => Out<c_int>, block: *mut c_int => Out<c_int>, f: CUfunction, shared_of: CUoccupancyB2DSize, shared: usize,
         limit: c_int,
     ) {
         potential_block_size(grid, block, f, shared_of, shared, limit)
     }
 
     fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-        grid: *mut c_int, block: *mut c_int, f: CUfunction, shared_of: CUoccupancyB2DSize, shared: usize,
+        grid: *mut c_int => Out<c_int>, block: *mut c_int => Out<c_int>, f: CUfunction, shared_of: CUoccupancyB2DSize, shared: usize,
         limit: c_int, _flags: c_uint,
     ) {
         potential_block_size(grid, block, f, shared_of, shared, limit)

@@ -8,14 +8,14 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{Driver, Guard, Mark, Place, Work, after_enqueue, memory_code, run_until};
-use super::{Answer, api, driver, enter, write_out};
+use super::{Answer, Out, api, enter, write_out};
 use crate::finding::{self, Finding, FindingKind};
 use crate::memory::{Allocation, Kind, device_of};
 
 /// Waits for a mark and returns its device's fault, if there is one.
 pub(super) fn wait(guard: Guard, mark: Mark) -> Answer {
     let mut guard = run_until(guard, |d| d.done(mark))?;
-    let d = driver(&mut guard)?;
+    let d = &mut *guard;
     d.observe(mark);
     d.fault_of(d.device_of_stream(mark.0))
 }
@@ -97,7 +97,7 @@ impl Copy {
 
 /// Queues a copy, and waits for it if `synchronous`.
 pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: bool) -> Answer {
-    let d = driver(&mut guard)?;
+    let d = &mut *guard;
     let stream = d.id(stream);
     let device = d.device_of_stream(stream);
     if c.width == 0 || c.rows == 0 {
@@ -137,7 +137,7 @@ pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: boo
 }
 
 fn set(mut guard: Guard, stream: CUstream, at: u64, value: u32, size: u8, count: usize) -> Answer {
-    let d = driver(&mut guard)?;
+    let d = &mut *guard;
     let stream = d.id(stream);
     let Some(bytes) = (count as u64).checked_mul(size as u64) else { return Err(INVALID_VALUE) };
     if !at.is_multiple_of(size as u64) {
@@ -190,33 +190,28 @@ fn copy_2d(p: *const CUDA_MEMCPY2D, stream: CUstream, synchronous: bool) -> Answ
     copy(guard, stream, c, synchronous)
 }
 
-fn alloc_pinned(out: *mut *mut c_void, bytes: usize) -> Answer {
+fn alloc_pinned(out: Out<*mut c_void>, bytes: usize) -> Answer {
     let mut guard = enter()?;
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let d = driver(&mut guard)?;
+    let d = &mut *guard;
     let track = d.ordered() && d.gpu().config().checks.uninitialized;
     let a = d.gpu().memory.insert_pinned(bytes as u64, track).map_err(memory_code)?;
     share(d, &a);
-    // SAFETY: the caller's out-pointer.
-    unsafe { write_out(out, a.base as *mut c_void) }
+    out.write(a.base as *mut c_void)
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
-    fn cuMemAlloc_v2(ptr: *mut CUdeviceptr, bytes: usize) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuMemAlloc_v2(ptr: *mut CUdeviceptr => Out<CUdeviceptr>, bytes: usize) {
+        let d = &mut *enter()?;
         no_capture(d)?;
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
         let at = d.gpu().memory.alloc(bytes as u64).map_err(memory_code)?;
         d.note_peak(d.current);
-        // SAFETY: as above.
-        unsafe { write_out(ptr, at) }
+        ptr.write(at)
     }
 
     /// Waits for the whole device first, as the driver does.
@@ -225,11 +220,11 @@ api! {
         if ptr == 0 {
             return Ok(());
         }
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         no_capture(d)?;
         let device = d.current;
         let mut guard = run_until(guard, |d| d.is_idle(device))?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         d.observe_device(device);
         // only the current device's memory: a pointer of another is unknown to it
         let memory = &d.devices[device].gpu.memory;
@@ -239,38 +234,26 @@ api! {
         d.fault_of(device)
     }
 
-    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuMemGetInfo_v2(free: *mut usize => Out<usize>, total: *mut usize => Out<usize>) {
+        let d = &mut *enter()?;
         let (f, t) = (d.free_memory() as usize, d.gpu().memory.limit() as usize);
-        // SAFETY: as above.
-        unsafe {
-            write_out(free, f)?;
-            write_out(total, t)
-        }
+        free.write(f)?;
+        total.write(t)
     }
 
-    fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) {
-        let mut guard = enter()?;
-        let a = driver(&mut guard)?.holder(ptr).memory.locate(ptr, 1).map_err(|_| NOT_FOUND)?;
-        // SAFETY: as above; both may be null.
-        unsafe {
-            if !base.is_null() {
-                write_out(base, a.base)?;
-            }
-            if !size.is_null() {
-                write_out(size, a.size as usize)?;
-            }
-        }
+    fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr => Out<CUdeviceptr>, size: *mut usize => Out<usize>, ptr: CUdeviceptr) {
+        let a = enter()?.holder(ptr).memory.locate(ptr, 1).map_err(|_| NOT_FOUND)?;
+        base.write_unless_null(a.base);
+        size.write_unless_null(a.size as usize);
         Ok(())
     }
 
-    fn cuMemAllocHost_v2(ptr: *mut *mut c_void, bytes: usize) {
+    fn cuMemAllocHost_v2(ptr: *mut *mut c_void => Out<*mut c_void>, bytes: usize) {
         alloc_pinned(ptr, bytes)
     }
 
     /// All flags are accepted: this memory is portable and mapped in any case.
-    fn cuMemHostAlloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint) {
+    fn cuMemHostAlloc(ptr: *mut *mut c_void => Out<*mut c_void>, bytes: usize, flags: c_uint) {
         if flags > 7 {
             return Err(INVALID_VALUE);
         }
@@ -280,8 +263,8 @@ api! {
     /// Waits for all devices first: any of them may use the memory.
     fn cuMemFreeHost(ptr: *mut c_void) {
         let guard = enter()?;
-        let mut guard = run_until(guard, Driver::idle)?;
-        withdraw(driver(&mut guard)?, ptr as u64, Kind::Pinned)
+        let guard = run_until(guard, Driver::idle)?;
+        withdraw(&guard, ptr as u64, Kind::Pinned)
     }
 
     fn cuMemHostRegister_v2(ptr: *mut c_void, bytes: usize, flags: c_uint) {
@@ -290,7 +273,7 @@ api! {
         if bytes == 0 || flags > 15 {
             return Err(INVALID_VALUE);
         }
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         // SAFETY: the caller promised the driver API that the range stays valid until it is unregistered.
         let a = unsafe { d.gpu().memory.register(p, bytes as u64) };
         share(d, &a.map_err(|_| HOST_MEMORY_ALREADY_REGISTERED)?);
@@ -299,32 +282,27 @@ api! {
 
     fn cuMemHostUnregister(ptr: *mut c_void) {
         let guard = enter()?;
-        let mut guard = run_until(guard, Driver::idle)?;
-        withdraw(driver(&mut guard)?, ptr as u64, Kind::Registered).map_err(|_| HOST_MEMORY_NOT_REGISTERED)
+        let guard = run_until(guard, Driver::idle)?;
+        withdraw(&guard, ptr as u64, Kind::Registered).map_err(|_| HOST_MEMORY_NOT_REGISTERED)
     }
 
-    fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, ptr: *mut c_void, flags: c_uint) {
-        let mut guard = enter()?;
-        if flags != 0 || !driver(&mut guard)?.pinned(ptr as u64, 1) {
+    fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr => Out<CUdeviceptr>, ptr: *mut c_void, flags: c_uint) {
+        if flags != 0 || !enter()?.pinned(ptr as u64, 1) {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: as above.
-        unsafe { write_out(out, ptr as u64) }
+        out.write(ptr as u64)
     }
 
-    fn cuMemHostGetFlags(flags: *mut c_uint, ptr: *mut c_void) {
-        let mut guard = enter()?;
-        if !driver(&mut guard)?.pinned(ptr as u64, 1) {
+    fn cuMemHostGetFlags(flags: *mut c_uint => Out<c_uint>, ptr: *mut c_void) {
+        if !enter()?.pinned(ptr as u64, 1) {
             return Err(INVALID_VALUE);
         }
         // Portable and mapped.
-        // SAFETY: as above.
-        unsafe { write_out(flags, 3) }
+        flags.write(3)
     }
 
     fn cuPointerGetAttribute(data: *mut c_void, attr: CUpointer_attribute => c_int, ptr: CUdeviceptr) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         let a = d.holder(ptr).memory.locate(ptr, 1).map_err(memory_code)?;
         let device = a.kind == Kind::Device;
         let owner = device_of(ptr).unwrap_or(d.current);
@@ -332,7 +310,7 @@ api! {
             0 => super::device::current(),
             primary => primary,
         };
-        // SAFETY: as above; the type of each attribute is the one its documentation gives.
+        // SAFETY: the caller's pointer is null or valid; the type of each attribute is the one its documentation gives.
         unsafe {
             match attr {
                 1 => write_out(data.cast::<u64>(), context),
@@ -369,7 +347,7 @@ api! {
 
     fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let c = Copy::plain(place(d, dst), place(d, src), bytes as u64);
         copy(guard, std::ptr::null_mut(), c, true)
     }
@@ -390,7 +368,7 @@ api! {
 
     fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let c = Copy::plain(place(d, dst), place(d, src), bytes as u64);
         copy(guard, stream, c, false)
     }

@@ -12,6 +12,7 @@ mod pool;
 mod stream;
 
 use std::ffi::c_void;
+use std::sync::Mutex;
 
 use codes::*;
 use engine::{Driver, Guard};
@@ -65,12 +66,7 @@ impl std::error::Error for InUse {}
 /// Configures the driver API's device, before the first `cuInit`. Without this call the environment decides,
 /// see [`Config`].
 pub fn configure(config: Config) -> Result<(), InUse> {
-    let mut guard = engine::lock();
-    if guard.is_some() {
-        return Err(InUse);
-    }
-    *guard = Some(Driver::new(config));
-    Ok(())
+    engine::DRIVER.set(Mutex::new(Driver::new(config))).map_err(|_| InUse)
 }
 
 /// Discards the device's whole state and initialises a fresh one, as a new process would. All handles and device
@@ -78,19 +74,19 @@ pub fn configure(config: Config) -> Result<(), InUse> {
 /// tests that need several configurations in one process.
 pub fn restart(config: Config) {
     device::forget_contexts();
-    let mut guard = engine::lock();
-    if let Some(old) = guard.as_ref() {
+    let mut fresh = Some(Driver::new(config));
+    engine::DRIVER.get_or_init(|| Mutex::new(fresh.take().expect("it is taken once")));
+    if let (Some(fresh), Ok(mut old)) = (fresh, engine::lock()) {
         old.devices.iter().for_each(|device| device.gpu.memory.leave_pinned());
+        *old = fresh;
     }
-    *guard = Some(Driver::new(config));
-    drop(guard);
     device::initialised();
 }
 
 /// The most bytes of a device of the driver API that were in use at any one time since the last call, or since the driver began. It
 /// counts what the device reports as used: allocations, and what its pools retain.
 pub fn take_peak_memory(device: usize) -> u64 {
-    engine::lock().as_mut().map_or(0, |driver| driver.take_peak(device))
+    engine::lock().map_or(0, |mut driver| driver.take_peak(device))
 }
 
 /// Runs an API function's body; a panic becomes `CUDA_ERROR_UNKNOWN`.
@@ -105,7 +101,7 @@ fn answer(body: impl FnOnce() -> Answer) -> u32 {
 /// The device, if it is initialised, has a current context and no fault.
 fn enter() -> Result<Guard, u32> {
     let guard = enter_faulted()?;
-    guard.as_ref().map_or(Ok(()), |d| d.fault_of(d.current))?;
+    guard.fault_of(guard.current)?;
     Ok(guard)
 }
 
@@ -116,16 +112,26 @@ fn enter_faulted() -> Result<Guard, u32> {
     if context == 0 {
         return Err(INVALID_CONTEXT);
     }
-    if let Some(d) = guard.as_mut() {
-        // calls that need a context report one that was destroyed
-        d.current = d.contexts.get(&context).map_or(0, |context| context.device);
-    }
+    // calls that need a context report one that was destroyed
+    guard.current = guard.contexts.get(&context).map_or(0, |context| context.device);
     Ok(guard)
 }
 
-/// The driver in a guard that `enter` returned.
-fn driver(guard: &mut Guard) -> Result<&mut Driver, u32> {
-    guard.as_mut().ok_or(NOT_INITIALIZED)
+/// An out-parameter of an API function, null or valid for a write: the driver API asks that of its callers, and only they
+/// make one.
+#[repr(transparent)]
+struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    fn write(self, value: T) -> Answer {
+        // SAFETY: null or valid for a write: what an `Out` is.
+        unsafe { write_out(self.0, value) }
+    }
+
+    /// For a result that the caller need not take.
+    fn write_unless_null(self, value: T) {
+        let _ = self.write(value); // null is no error
+    }
 }
 
 /// Writes an out-parameter.
@@ -152,7 +158,7 @@ macro_rules! api {
         $(
             const _: unsafe extern "C" fn($($ty),*) -> cust_raw::CUresult = cust_raw::$name;
             $(#[$doc])*
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, clippy::too_many_arguments)]
             unsafe extern "C" fn $name($($arg: $crate::api::api!(@raw $ty $(, $raw)?)),*) -> u32 {
                 $crate::api::answer(|| $body)
             }

@@ -62,12 +62,14 @@ pub(super) struct Order {
     reads: VecDeque<Read>,
 }
 
-impl Order {
-    pub fn new() -> Self {
+impl Default for Order {
+    fn default() -> Self {
         let (host, recorded, reads) = (Arc::default(), HashMap::new(), VecDeque::new());
         Self { host, recorded, units: Box::new([None; 256]), unit: WRITTEN, reads }
     }
+}
 
+impl Order {
     /// The clock that work queued now follows, because the host does.
     pub fn host(&self) -> Arc<Clock> {
         Arc::clone(&self.host)

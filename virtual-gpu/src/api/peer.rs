@@ -8,12 +8,12 @@ use super::codes::*;
 use super::device::with_device;
 use super::engine::{Driver, Guard};
 use super::memory::{Copy, copy};
-use super::{Answer, api, driver, enter, write_out};
+use super::{Answer, Out, api, enter};
 use crate::memory::device_of;
 
 fn can_access(dev: CUdevice, peer: CUdevice) -> Result<bool, u32> {
-    let (mut guard, device) = with_device(dev)?;
-    let peers = driver(&mut guard)?.gpu().config().peers;
+    let (guard, device) = with_device(dev)?;
+    let peers = guard.gpu().config().peers;
     drop(guard);
     let (guard, peer) = with_device(peer)?;
     drop(guard);
@@ -27,7 +27,7 @@ fn device_in(d: &Driver, context: CUcontext) -> Result<usize, u32> {
 
 /// Checks that each pointer is memory of the device whose context goes with it.
 fn check_owners(guard: &mut Guard, sides: [(CUdeviceptr, CUcontext); 2]) -> Answer {
-    let d = driver(guard)?;
+    let d = guard;
     for (at, context) in sides {
         let named = device_in(d, context)?;
         if let Some(owner) = device_of(at).filter(|&owner| owner != named) {
@@ -41,16 +41,13 @@ fn check_owners(guard: &mut Guard, sides: [(CUdeviceptr, CUcontext); 2]) -> Answ
     Ok(())
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
-    fn cuDeviceCanAccessPeer(can: *mut c_int, dev: CUdevice, peer: CUdevice) {
+    fn cuDeviceCanAccessPeer(can: *mut c_int => Out<c_int>, dev: CUdevice, peer: CUdevice) {
         let answer = can_access(dev, peer)?;
-        // SAFETY: as above.
-        unsafe { write_out(can, answer as c_int) }
+        can.write(answer as c_int)
     }
 
-    fn cuDeviceGetP2PAttribute(value: *mut c_int, attr: CUdevice_P2PAttribute => c_int, src: CUdevice, dst: CUdevice) {
+    fn cuDeviceGetP2PAttribute(value: *mut c_int => Out<c_int>, attr: CUdevice_P2PAttribute => c_int, src: CUdevice, dst: CUdevice) {
         if src == dst {
             return Err(INVALID_DEVICE);
         }
@@ -60,13 +57,11 @@ api! {
             1 | 3 | 4 => 0,
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: as above.
-        unsafe { write_out(value, answer) }
+        value.write(answer)
     }
 
     fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
@@ -81,8 +76,7 @@ api! {
     }
 
     fn cuCtxDisablePeerAccess(peer: CUcontext) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         let peer = device_in(d, peer)?;
         if d.here().peers.remove(&peer) { Ok(()) } else { Err(PEER_ACCESS_NOT_ENABLED) }
     }

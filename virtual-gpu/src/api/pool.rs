@@ -7,7 +7,7 @@ use cust_raw::*;
 use super::codes::*;
 use super::device::with_device;
 use super::engine::{Driver, Pool, Work, after_enqueue, default_pool, memory_code};
-use super::{Answer, api, driver, enter, write_out};
+use super::{Answer, Out, api, enter, write_out};
 
 impl Driver {
     /// Bytes reported as free. Those that a pool retains count as used, though it releases them on demand.
@@ -81,31 +81,27 @@ impl Driver {
     }
 }
 
-// SAFETY of the unsafe blocks below: each pointer is the caller's, who promised the driver API that it is null
-// or valid for the type that the documentation names.
 api! {
-    fn cuMemAllocAsync(ptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
+    fn cuMemAllocAsync(ptr: *mut CUdeviceptr => Out<CUdeviceptr>, bytes: usize, stream: CUstream) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let pool = d.here().current_pool;
         let at = d.alloc_async(bytes as u64, pool, stream)?;
-        // SAFETY: as above.
-        unsafe { write_out(ptr, at)? };
+        ptr.write(at)?;
         after_enqueue(guard)
     }
 
-    fn cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) {
+    fn cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr => Out<CUdeviceptr>, bytes: usize, pool: CUmemoryPool, stream: CUstream) {
         let mut guard = enter()?;
-        let at = driver(&mut guard)?.alloc_async(bytes as u64, pool as u64, stream)?;
-        // SAFETY: as above.
-        unsafe { write_out(ptr, at)? };
+        let at = guard.alloc_async(bytes as u64, pool as u64, stream)?;
+        ptr.write(at)?;
         after_enqueue(guard)
     }
 
     /// Frees any allocation, whether it came from a pool or not.
     fn cuMemFreeAsync(ptr: CUdeviceptr, stream: CUstream) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         d.pools_exist()?;
         let stream = d.id(stream);
         let device = d.stream(stream)?.device;
@@ -124,25 +120,23 @@ api! {
         after_enqueue(guard)
     }
 
-    fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
-        let (mut guard, device) = with_device(dev)?;
-        driver(&mut guard)?.pools_exist()?;
-        // SAFETY: as above.
-        unsafe { write_out(pool, default_pool(device) as CUmemoryPool) }
+    fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool => Out<CUmemoryPool>, dev: CUdevice) {
+        let (guard, device) = with_device(dev)?;
+        guard.pools_exist()?;
+        pool.write(default_pool(device) as CUmemoryPool)
     }
 
-    fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
+    fn cuDeviceGetMemPool(pool: *mut CUmemoryPool => Out<CUmemoryPool>, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         d.pools_exist()?;
-        // SAFETY: as above.
-        unsafe { write_out(pool, d.devices[device].current_pool as CUmemoryPool) }
+        pool.write(d.devices[device].current_pool as CUmemoryPool)
     }
 
     fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
         drop(enter()?);
         let (mut guard, device) = with_device(dev)?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         if d.pool(pool as u64)?.device != device {
             return Err(INVALID_VALUE);
         }
@@ -150,9 +144,8 @@ api! {
         Ok(())
     }
 
-    fn cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuMemPoolCreate(pool: *mut CUmemoryPool => Out<CUmemoryPool>, props: *const CUmemPoolProps) {
+        let d = &mut *enter()?;
         d.pools_exist()?;
         if props.is_null() {
             return Err(INVALID_VALUE);
@@ -163,13 +156,11 @@ api! {
         let device = device.ok_or(INVALID_DEVICE)?;
         let id = d.handle();
         d.pools.insert(id, Pool::new(device));
-        // SAFETY: as above.
-        unsafe { write_out(pool, id as CUmemoryPool) }
+        pool.write(id as CUmemoryPool)
     }
 
     fn cuMemPoolDestroy(pool: CUmemoryPool) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         let id = pool as u64;
         let device = d.pool(id)?.device;
         if id == default_pool(device) {
@@ -185,15 +176,14 @@ api! {
 
     /// Grants or revokes other devices' access to the pool's memory.
     fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         if map.is_null() {
             return Err(INVALID_VALUE);
         }
         let (devices, peers, own) = (d.devices.len(), d.gpu().config().peers, d.pool(pool as u64)?.device);
         for i in 0..count {
             // Type of place, device, flags: as numbers, since the caller may pass values that the enums lack.
-            // SAFETY: as above; there are `count` entries of three 32-bit fields.
+            // SAFETY: not null, so the caller's; there are `count` entries of three 32-bit fields.
             let [place, device, flags] = unsafe { map.add(i).cast::<[c_int; 3]>().read() };
             let device = usize::try_from(device).ok().filter(|&device| place == 1 && device < devices);
             let device = device.ok_or(INVALID_VALUE)?;
@@ -208,17 +198,16 @@ api! {
     }
 
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
-        let mut guard = enter()?;
-        driver(&mut guard)?.pool(pool as u64)?.trim(keep as u64);
+        enter()?.pool(pool as u64)?.trim(keep as u64);
         Ok(())
     }
 
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute => c_int, value: *mut c_void) {
         let mut guard = enter()?;
-        let p = driver(&mut guard)?.pool(pool as u64)?;
+        let p = guard.pool(pool as u64)?;
         let bytes = match attr {
-            // SAFETY: as above.
-            1..=3 => return unsafe { write_out(value.cast::<c_int>(), p.reuse[attr as usize - 1]) },
+            // SAFETY: the attribute decides the type, as the documentation gives it.
+            1..=3 => return unsafe { write_out(value.cast(), p.reuse[attr as usize - 1]) },
             4 => p.threshold,
             5 => p.reserved,
             6 => p.reserved_high,
@@ -226,23 +215,23 @@ api! {
             8 => p.used_high,
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: as above.
-        unsafe { write_out(value.cast::<u64>(), bytes) }
+        // SAFETY: the attribute decides the type, as the documentation gives it.
+        unsafe { write_out(value.cast(), bytes) }
     }
 
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute => c_int, value: *mut c_void) {
         let mut guard = enter()?;
-        let p = driver(&mut guard)?.pool(pool as u64)?;
+        let p = guard.pool(pool as u64)?;
         if value.is_null() {
             return Err(INVALID_VALUE);
         }
         match attr {
-            // SAFETY: as above.
+            // SAFETY: not null, so the caller's value of the type that the documentation gives this attribute.
             1..=3 => p.reuse[attr as usize - 1] = unsafe { value.cast::<c_int>().read() },
-            // SAFETY: as above.
+            // SAFETY: not null, so the caller's value of the type that the documentation gives this attribute.
             4 => p.threshold = unsafe { value.cast::<u64>().read() },
             // The high-water marks can only be reset.
-            // SAFETY: as above.
+            // SAFETY: not null, so the caller's value of the type that the documentation gives this attribute.
             6 | 8 if unsafe { value.cast::<u64>().read() } != 0 => return Err(INVALID_VALUE),
             6 => p.reserved_high = p.reserved,
             8 => p.used_high = p.used,

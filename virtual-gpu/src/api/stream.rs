@@ -9,26 +9,25 @@ use super::codes::*;
 use super::engine::{
     Callback, Driver, Event, Stream, StreamId, Work, after_enqueue, is_null, run_some, run_until,
 };
-use super::{Answer, api, driver, enter, write_out};
+use super::{Answer, Out, api, enter};
 
 /// `CU_EVENT_DISABLE_TIMING`
 const DISABLE_TIMING: c_uint = 2;
 
-fn create(out: *mut CUstream, flags: c_uint, priority: c_int) -> Answer {
+fn create(out: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
     let mut guard = enter()?;
     if flags > 1 {
         return Err(INVALID_VALUE);
     }
-    let d = driver(&mut guard)?;
+    let d = &mut *guard;
     let id = d.handle();
     d.streams.insert(id, Stream::new(d.current, flags, priority.clamp(-1, 0)));
-    // SAFETY: the caller's out-pointer.
-    unsafe { write_out(out, id as CUstream) }
+    out.write(id as CUstream)
 }
 
 fn record(event: CUevent, stream: CUstream) -> Answer {
     let mut guard = enter()?;
-    let d = driver(&mut guard)?;
+    let d = &mut *guard;
     let (event, stream) = (event as u64, d.id(stream));
     let device = d.stream(stream)?.device;
     // an event is recorded on its own device; streams of all devices may wait for it
@@ -59,21 +58,18 @@ fn not_capturing(d: &mut Driver, id: StreamId) -> Answer {
     if d.stream(id)?.capture.is_some() { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
-    fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) {
+    fn cuStreamCreate(stream: *mut CUstream => Out<CUstream>, flags: c_uint) {
         create(stream, flags, 0)
     }
 
-    fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int) {
+    fn cuStreamCreateWithPriority(stream: *mut CUstream => Out<CUstream>, flags: c_uint, priority: c_int) {
         create(stream, flags, priority)
     }
 
     /// Work already queued still runs.
     fn cuStreamDestroy_v2(stream: CUstream) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *enter()?;
         let id = d.id(stream);
         if is_null(id) {
             return Err(INVALID_HANDLE);
@@ -91,7 +87,7 @@ api! {
 
     fn cuStreamSynchronize(stream: CUstream) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let id = d.id(stream);
         not_capturing(d, id)?;
         let device = d.stream(id)?.device;
@@ -103,7 +99,7 @@ api! {
             vec![(id, d.stream(id)?.queued)]
         };
         let mut guard = run_until(guard, |d| marks.iter().all(|&m| d.done(m)))?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         marks.into_iter().for_each(|mark| d.observe(mark));
         d.trim_pools(device);
         d.fault_of(device)
@@ -112,12 +108,12 @@ api! {
     /// Runs some work first, so that a loop of queries ends.
     fn cuStreamQuery(stream: CUstream) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let id = d.id(stream);
         not_capturing(d, id)?;
         let (device, mark) = (d.stream(id)?.device, (id, d.stream(id)?.queued));
         let mut guard = if d.done(mark) { guard } else { run_some(guard, 1)? };
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         d.fault_of(device)?;
         if !d.done(mark) {
             return Err(NOT_READY);
@@ -126,35 +122,29 @@ api! {
         Ok(())
     }
 
-    fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext => Out<CUcontext>) {
+        let d = &mut *enter()?;
         let device = d.stream(d.id(stream))?.device;
         let own = d.devices[device].primary;
         let own = if own == 0 { super::device::current() } else { own };
-        // SAFETY: as above.
-        unsafe { write_out(context, own as CUcontext) }
+        context.write(own as CUcontext)
     }
 
-    fn cuStreamGetFlags(stream: CUstream, flags: *mut c_uint) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuStreamGetFlags(stream: CUstream, flags: *mut c_uint => Out<c_uint>) {
+        let d = &mut *enter()?;
         let f = d.stream(d.id(stream))?.flags;
-        // SAFETY: as above.
-        unsafe { write_out(flags, f) }
+        flags.write(f)
     }
 
-    fn cuStreamGetPriority(stream: CUstream, priority: *mut c_int) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuStreamGetPriority(stream: CUstream, priority: *mut c_int => Out<c_int>) {
+        let d = &mut *enter()?;
         let p = d.stream(d.id(stream))?.priority;
-        // SAFETY: as above.
-        unsafe { write_out(priority, p) }
+        priority.write(p)
     }
 
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         if flags > 1 {
             return Err(INVALID_VALUE);
         }
@@ -177,7 +167,7 @@ api! {
 
     fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let Some(f) = function else { return Err(INVALID_VALUE) };
         let id = d.id(stream);
         not_capturing(d, id)?;
@@ -188,7 +178,7 @@ api! {
 
     fn cuStreamAddCallback(stream: CUstream, callback: CUstreamCallback, data: *mut c_void, flags: c_uint) {
         let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let (Some(f), 0) = (callback, flags) else { return Err(INVALID_VALUE) };
         let id = d.id(stream);
         not_capturing(d, id)?;
@@ -197,21 +187,19 @@ api! {
         after_enqueue(guard)
     }
 
-    fn cuEventCreate(event: *mut CUevent, flags: c_uint) {
+    fn cuEventCreate(event: *mut CUevent => Out<CUevent>, flags: c_uint) {
         let mut guard = enter()?;
         if flags > 7 {
             return Err(INVALID_VALUE);
         }
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         let id = d.handle();
         d.events.insert(id, Event { device: d.current, flags, recorded: None, time: 0.0, captured: None });
-        // SAFETY: as above.
-        unsafe { write_out(event, id as CUevent) }
+        event.write(id as CUevent)
     }
 
     fn cuEventDestroy_v2(event: CUevent) {
-        let mut guard = enter()?;
-        driver(&mut guard)?.events.remove(&(event as u64)).map(|_| ()).ok_or(INVALID_HANDLE)
+        enter()?.events.remove(&(event as u64)).map(|_| ()).ok_or(INVALID_HANDLE)
     }
 
     fn cuEventRecord(event: CUevent, stream: CUstream) {
@@ -219,14 +207,14 @@ api! {
     }
 
     fn cuEventQuery(event: CUevent) {
-        let mut guard = enter()?;
-        let e = self::event(driver(&mut guard)?, event)?;
+        let guard = enter()?;
+        let e = self::event(&guard, event)?;
         if e.captured.is_some() {
             return Err(CAPTURED_EVENT);
         }
         let (Some(mark), device) = (e.recorded, e.device) else { return Ok(()) };
-        let mut guard = if driver(&mut guard)?.done(mark) { guard } else { run_some(guard, 1)? };
-        let d = driver(&mut guard)?;
+        let mut guard = if guard.done(mark) { guard } else { run_some(guard, 1)? };
+        let d = &mut *guard;
         d.fault_of(device)?;
         if !d.done(mark) {
             return Err(NOT_READY);
@@ -236,21 +224,20 @@ api! {
     }
 
     fn cuEventSynchronize(event: CUevent) {
-        let mut guard = enter()?;
-        let e = self::event(driver(&mut guard)?, event)?;
+        let guard = enter()?;
+        let e = self::event(&guard, event)?;
         if e.captured.is_some() {
             return Err(CAPTURED_EVENT);
         }
         let (Some(mark), device) = (e.recorded, e.device) else { return Ok(()) };
         let mut guard = run_until(guard, |d| d.done(mark))?;
-        let d = driver(&mut guard)?;
+        let d = &mut *guard;
         d.observe(mark);
         d.fault_of(device)
     }
 
-    fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) {
-        let mut guard = enter()?;
-        let d = driver(&mut guard)?;
+    fn cuEventElapsedTime(milliseconds: *mut f32 => Out<f32>, start: CUevent, end: CUevent) {
+        let d = &mut *enter()?;
         let (s, e) = (event(d, start)?, event(d, end)?);
         let (Some(a), Some(b)) = (s.recorded, e.recorded) else { return Err(INVALID_HANDLE) };
         if (s.flags | e.flags) & DISABLE_TIMING != 0 {
@@ -259,7 +246,6 @@ api! {
         if !d.done(a) || !d.done(b) {
             return Err(NOT_READY);
         }
-        // SAFETY: as above.
-        unsafe { write_out(milliseconds, ((e.time - s.time) * 1e3) as f32) }
+        milliseconds.write(((e.time - s.time) * 1e3) as f32)
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use super::block::{Block, Check};
 use super::races::Conflict;
 use super::regs::LANES;
-use super::scratch::{load_local, load_shared, store_local, store_shared};
+use super::scratch::{self, LOCAL, SHARED};
 use super::traffic;
 use super::warp::{Warp, lanes};
 use crate::counters::Class;
@@ -104,6 +104,20 @@ pub(super) struct What {
     pub line: u32,
 }
 
+/// The finding that a lane's access makes, `place` being where it is and what is wrong.
+#[cold]
+pub(super) fn fault(
+    b: &Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    kind: FindingKind,
+    place: impl std::fmt::Display,
+) -> Box<crate::Finding> {
+    let message = format!("{}-byte {} {place}", what.bytes, what.verb);
+    b.finding(kind, what.line, w.id * 32 + lane as u32, message)
+}
+
 pub(super) fn misaligned(
     b: &Block<'_>,
     w: &Warp,
@@ -112,34 +126,38 @@ pub(super) fn misaligned(
     space: &str,
     at: u64,
 ) -> Box<crate::Finding> {
-    let message = format!("{}-byte {} of {space} address 0x{at:x}", what.bytes, what.verb);
-    b.finding(FindingKind::Misaligned, what.line, w.id * 32 + lane as u32, message)
+    fault(b, w, what, lane, FindingKind::Misaligned, format_args!("of {space} address 0x{at:x}"))
+}
+
+pub(super) fn uninitialized(
+    b: &Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    space: &str,
+    at: u64,
+) -> Box<crate::Finding> {
+    fault(b, w, what, lane, FindingKind::Uninitialized, format_args!("at {space} address 0x{at:x}"))
 }
 
 #[cold]
 fn outside(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Box<crate::Finding> {
-    let thread = w.id * 32 + lane as u32;
     if let Some(device) = b.job.memory.foreign(at) {
-        let message = format!(
-            "{}-byte {} at 0x{at:x}, which is memory of device {device} (peer access to it is not enabled, or it is not live)",
-            what.bytes, what.verb
+        let place = format_args!(
+            "at 0x{at:x}, which is memory of device {device} (peer access to it is not enabled, or it is not live)"
         );
-        return b.finding(FindingKind::WrongDevice, what.line, thread, message);
+        return fault(b, w, what, lane, FindingKind::WrongDevice, place);
     }
     let (freed, near) = b.job.memory.describe(at);
     let kind = if freed { FindingKind::UseAfterFree } else { FindingKind::OutOfBounds };
-    let message = format!("{}-byte {} at 0x{at:x}, {near}", what.bytes, what.verb);
-    b.finding(kind, what.line, thread, message)
+    fault(b, w, what, lane, kind, format_args!("at 0x{at:x}, {near}"))
 }
 
 /// A load of bytes that another device writes, without a wait for that work.
 #[cold]
 fn unordered(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Box<crate::Finding> {
-    let message = format!(
-        "{}-byte {} at 0x{at:x} without waiting for the work on another device that writes it",
-        what.bytes, what.verb
-    );
-    b.finding(FindingKind::MissingWait, what.line, w.id * 32 + lane as u32, message)
+    let place = format_args!("at 0x{at:x} without waiting for the work on another device that writes it");
+    fault(b, w, what, lane, FindingKind::MissingWait, place)
 }
 
 /// Host pointer and shadow of one lane's global access, after all checks.
@@ -263,18 +281,6 @@ pub(super) fn value(w: &Warp, wide: bool, row: Row, lane: usize) -> u64 {
     if wide { w.regs.row64(row)[lane] } else { w.regs.row32(row)[lane] as u64 }
 }
 
-pub(super) fn uninitialized(
-    b: &Block<'_>,
-    w: &Warp,
-    what: What,
-    lane: usize,
-    space: &str,
-    at: u64,
-) -> Box<crate::Finding> {
-    let message = format!("{}-byte {} at {space} address 0x{at:x}", what.bytes, what.verb);
-    b.finding(FindingKind::Uninitialized, what.line, w.id * 32 + lane as u32, message)
-}
-
 pub(super) fn race(
     b: &Block<'_>,
     w: &Warp,
@@ -292,11 +298,8 @@ pub(super) fn race(
         Conflict::Read { thread, line } => by(thread, "read", line),
         Conflict::ReadBy { warp } => format!("warp {warp} read"),
     };
-    let message = format!(
-        "{}-byte {} at shared address 0x{at:x}, which {other} with no barrier between",
-        what.bytes, what.verb
-    );
-    b.finding(FindingKind::SharedRace, what.line, w.id * 32 + lane as u32, message)
+    let place = format_args!("at shared address 0x{at:x}, which {other} with no barrier between");
+    fault(b, w, what, lane, FindingKind::SharedRace, place)
 }
 
 pub(super) fn load(
@@ -313,13 +316,8 @@ pub(super) fn load(
     if a.space == Space::Param {
         let at = inst.imm as usize;
         let Some(data) = b.job.params.get(at..at + bytes as usize) else {
-            let message = format!("{bytes}-byte load at parameter offset {at}");
-            return Err(b.finding(
-                FindingKind::OutOfBounds,
-                inst.line,
-                w.id * 32 + mask.trailing_zeros(),
-                message,
-            ));
+            let (first, place) = (mask.trailing_zeros() as usize, format_args!("at parameter offset {at}"));
+            return Err(fault(b, w, what, first, FindingKind::OutOfBounds, place));
         };
         for (k, &row) in rows.iter().enumerate() {
             let mut v = [0; 8];
@@ -333,8 +331,8 @@ pub(super) fn load(
     }
     let mut at = addresses(w, inst, a.addr_wide);
     by_space(a.space, &mut at, mask, |space, at, mask| match space {
-        Space::Shared => load_shared(b, w, rows, a, what, at, mask),
-        Space::Local => load_local(b, w, rows, a, what, at, mask),
+        Space::Shared => scratch::load::<SHARED>(b, w, rows, a, what, at, mask),
+        Space::Local => scratch::load::<LOCAL>(b, w, rows, a, what, at, mask),
         _ => {
             for l in lanes(mask) {
                 let (p, shadow) = global(b, w, what, l, at[l])?;
@@ -344,7 +342,7 @@ pub(super) fn load(
                     return Err(uninitialized(b, w, what, l, "global", at[l]));
                 }
                 if let (Some(not_yet), Some(s)) = (&b.job.unordered, shadow) {
-                    // SAFETY: as above; one byte after the other.
+                    // SAFETY: the access was located, so the shadow has `bytes` bytes from `s` on; one is read after the other.
                     let early = |i| not_yet[unsafe { get(s.add(i), 1) } as usize];
                     if (0..bytes as usize).any(early) {
                         return Err(unordered(b, w, what, l, at[l]));
@@ -356,7 +354,7 @@ pub(super) fn load(
                     remote.note(at[l], bytes.into());
                 }
                 for (k, &row) in rows.iter().enumerate() {
-                    // SAFETY: as above; element k is inside the checked access.
+                    // SAFETY: the access was located, so its bytes from `p` on are inside the allocation, and element k is one of them.
                     let v = unsafe { get(p.add(k * a.size as usize), a.size) };
                     set(w, a.wide, row, l, extend(v, a));
                 }
@@ -382,8 +380,8 @@ pub(super) fn store(
     let rows = rows(f, &inst.b, a);
     let mut at = addresses(w, inst, a.addr_wide);
     by_space(a.space, &mut at, mask, |space, at, mask| match space {
-        Space::Shared => store_shared(b, w, rows, a, what, at, mask),
-        Space::Local => store_local(b, w, rows, a, what, at, mask),
+        Space::Shared => scratch::store::<SHARED>(b, w, rows, a, what, at, mask),
+        Space::Local => scratch::store::<LOCAL>(b, w, rows, a, what, at, mask),
         _ => {
             for l in lanes(mask) {
                 let (p, shadow) = global(b, w, what, l, at[l])?;
@@ -403,14 +401,11 @@ pub(super) fn store(
 }
 
 fn count_global(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, load: bool) {
-    if !b.job.config.traffic {
-        return;
+    if b.job.config.traffic {
+        let t = if load { &mut b.counters.global_loads } else { &mut b.counters.global_stores };
+        t.count(traffic::sectors(at, mask, bytes), mask, bytes);
+        footprint(b, at, mask);
     }
-    let t = if load { &mut b.counters.global_loads } else { &mut b.counters.global_stores };
-    t.requests += 1;
-    t.units += traffic::sectors(at, mask, bytes) as u64;
-    t.bytes += mask.count_ones() as u64 * bytes as u64;
-    footprint(b, at, mask);
 }
 
 pub(super) fn footprint(b: &mut Block<'_>, at: &[u64; LANES], mask: u32) {

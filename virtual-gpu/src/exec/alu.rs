@@ -42,76 +42,30 @@ unsafe fn execute_avx2(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) {
     body(r, lists, i, mask);
 }
 
+/// Evaluates an expression in which `$t` is the integer type that `$ty` says.
 macro_rules! by_int {
-    ($ty:expr, $t:ident => $e:expr) => {
-        match $ty {
-            IntTy::U16 => {
-                type $t = u16;
-                $e
-            }
-            IntTy::S16 => {
-                type $t = i16;
-                $e
-            }
-            IntTy::U32 => {
-                type $t = u32;
-                $e
-            }
-            IntTy::S32 => {
-                type $t = i32;
-                $e
-            }
-            IntTy::U64 => {
-                type $t = u64;
-                $e
-            }
-            IntTy::S64 => {
-                type $t = i64;
-                $e
-            }
-        }
-    };
+    ($ty:expr, $t:ident => $e:expr) => { by_int_or_wider!($ty, $t, _Wider => $e) };
 }
 
+/// As [`by_int`], with `$w` as the type of twice the width.
 macro_rules! by_int_or_wider {
     ($ty:expr, $t:ident, $w:ident => $e:expr) => {
+        by_int_or_wider!(@ $ty, $t, $w, $e, U16 u16 u32, S16 i16 i32, U32 u32 u64, S32 i32 i64, U64 u64 u128, S64 i64 i128)
+    };
+    (@ $ty:expr, $t:ident, $w:ident, $e:expr, $($variant:ident $narrow:ident $wide:ident),*) => {
         match $ty {
-            IntTy::U16 => {
-                type $t = u16;
-                type $w = u32;
+            $(IntTy::$variant => {
+                type $t = $narrow;
+                type $w = $wide;
                 $e
-            }
-            IntTy::S16 => {
-                type $t = i16;
-                type $w = i32;
-                $e
-            }
-            IntTy::U32 => {
-                type $t = u32;
-                type $w = u64;
-                $e
-            }
-            IntTy::S32 => {
-                type $t = i32;
-                type $w = i64;
-                $e
-            }
-            IntTy::U64 => {
-                type $t = u64;
-                type $w = u128;
-                $e
-            }
-            IntTy::S64 => {
-                type $t = i64;
-                type $w = i128;
-                $e
-            }
+            })*
         }
     };
 }
 
 #[inline(always)]
 fn body(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) {
+    let at = [i.d, i.a, i.b, i.c];
     match i.op {
         Op::Mov32 => map1::<u32, u32>(r, i.d, i.a, mask, |x| x),
         Op::Mov64 => map1::<u64, u64>(r, i.d, i.a, mask, |x| x),
@@ -161,14 +115,14 @@ fn body(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) {
         Op::Cvt(m) => cvt::execute(r, i, m, mask),
         Op::Carry { op, ty, carry_in, carry_out } => carry(r, i, op, ty, carry_in, carry_out, mask),
         Op::Bfi { wide } => bfi(r, i, wide, mask),
-        Op::Shf { left, clamp } => map3::<u32, u32, u32, u32>(r, [i.d, i.a, i.b, i.c], mask, |lo, hi, n| {
+        Op::Shf { left, clamp } => map3::<u32, u32, u32, u32>(r, at, mask, |lo, hi, n| {
             let n = if clamp { n.min(32) } else { n & 31 };
             let v = (hi as u64) << 32 | lo as u64;
             if left { (v << n >> 32) as u32 } else { (v >> n) as u32 }
         }),
         Op::Lop3 => {
             let t = i.imm as u32;
-            map3::<u32, u32, u32, u32>(r, [i.d, i.a, i.b, i.c], mask, |a, b, c| {
+            map3::<u32, u32, u32, u32>(r, at, mask, |a, b, c| {
                 let mut out = 0;
                 for n in 0..8 {
                     let pick = |x: u32, bit: u32| if bit != 0 { x } else { !x };
@@ -178,26 +132,16 @@ fn body(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) {
                 out
             })
         }
-        Op::Prmt(mode) => {
-            map3::<u32, u32, u32, u32>(r, [i.d, i.a, i.b, i.c], mask, |a, b, c| prmt(mode, a, b, c))
-        }
-        Op::Dp4a => {
-            let (sa, sb) = (i.imm & 1 != 0, i.imm & 2 != 0);
-            match (sa, sb) {
-                (true, true) => map3::<u32, u32, u32, u32>(r, [i.d, i.a, i.b, i.c], mask, |a, b, c| {
-                    dp4a(a, b, c, true, true)
-                }),
-                (false, false) => map3::<u32, u32, u32, u32>(r, [i.d, i.a, i.b, i.c], mask, |a, b, c| {
-                    dp4a(a, b, c, false, false)
-                }),
-                _ => {
-                    map3::<u32, u32, u32, u32>(r, [i.d, i.a, i.b, i.c], mask, |a, b, c| dp4a(a, b, c, sa, sb))
-                }
-            }
-        }
+        Op::Prmt(mode) => map3::<u32, u32, u32, u32>(r, at, mask, |a, b, c| prmt(mode, a, b, c)),
+        // with constant signs, so that the common forms are vectorised
+        Op::Dp4a => match (i.imm & 1 != 0, i.imm & 2 != 0) {
+            (true, true) => map3::<u32, u32, u32, u32>(r, at, mask, |a, b, c| dp4a(a, b, c, true, true)),
+            (false, false) => map3::<u32, u32, u32, u32>(r, at, mask, |a, b, c| dp4a(a, b, c, false, false)),
+            (sa, sb) => map3::<u32, u32, u32, u32>(r, at, mask, |a, b, c| dp4a(a, b, c, sa, sb)),
+        },
         Op::Dp2a { hi } => {
             let (sa, sb) = (i.imm & 1 != 0, i.imm & 2 != 0);
-            map3::<u32, u32, u32, u32>(r, [i.d, i.a, i.b, i.c], mask, |a, b, c| {
+            map3::<u32, u32, u32, u32>(r, at, mask, |a, b, c| {
                 (0..2).fold(c, |sum, n| {
                     let x = a >> (16 * n);
                     let x = if sa { x as i16 as i32 } else { x as u16 as i32 };
@@ -380,15 +324,10 @@ fn bfi(r: &mut Regs, i: &Inst, wide: bool, mask: u32) {
         let field = if len >= 64 { u64::MAX } else { (1u64 << len) - 1 } << pos;
         (b & !field) | (a << pos & field)
     };
-    if wide {
-        let (a, b) = (u64::load(r, i.a), u64::load(r, i.b));
-        let out = std::array::from_fn(|l| insert(a[l], b[l], pos[l], len[l], 64));
-        u64::store(r, i.d, &out, mask);
-    } else {
-        let (a, b) = (u32::load(r, i.a), u32::load(r, i.b));
-        let out = std::array::from_fn(|l| insert(a[l] as u64, b[l] as u64, pos[l], len[l], 32) as u32);
-        u32::store(r, i.d, &out, mask);
-    }
+    let (a, b) = (load_wide(r, i.a, wide), load_wide(r, i.b, wide));
+    let bits = if wide { 64 } else { 32 };
+    let out = std::array::from_fn(|l| insert(a[l], b[l], pos[l], len[l], bits));
+    store_wide(r, i.d, wide, &out, mask);
 }
 
 #[inline(always)]
@@ -431,16 +370,8 @@ fn int_unary(r: &mut Regs, i: &Inst, op: IUn, ty: IntTy, mask: u32) {
 fn carry(r: &mut Regs, i: &Inst, op: Carry, ty: IntTy, carry_in: bool, carry_out: bool, mask: u32) {
     let wide = ty.wide();
     let bits = if wide { 64 } else { 32 };
-    let read = |row: u32| -> [u64; LANES] {
-        if wide {
-            u64::load(r, row)
-        } else {
-            let v = u32::load(r, row);
-            std::array::from_fn(|l| v[l] as u64)
-        }
-    };
-    let (a, b) = (read(i.a), read(i.b));
-    let c = if matches!(op, Carry::MadLo | Carry::MadHi) { read(i.c) } else { [0; LANES] };
+    let (a, b) = (load_wide(r, i.a, wide), load_wide(r, i.b, wide));
+    let c = if matches!(op, Carry::MadLo | Carry::MadHi) { load_wide(r, i.c, wide) } else { [0; LANES] };
     let mut out = [0u64; LANES];
     let mut flags = 0u32;
     let low = if wide { u64::MAX as u128 } else { u32::MAX as u128 };
@@ -465,11 +396,7 @@ fn carry(r: &mut Regs, i: &Inst, op: Carry, ty: IntTy, carry_in: bool, carry_out
     if carry_out {
         r.carry = (r.carry & !mask) | (flags & mask);
     }
-    if wide {
-        u64::store(r, i.d, &out, mask);
-    } else {
-        u32::store(r, i.d, &std::array::from_fn(|l| out[l] as u32), mask);
-    }
+    store_wide(r, i.d, wide, &out, mask);
 }
 
 #[inline(always)]
@@ -517,21 +444,12 @@ fn pack(r: &mut Regs, lists: &[u32], i: &Inst, wide: bool, part_bits: u8, mask: 
             out[l] |= ((part[l] & low) as u64) << (n as u32 * part_bits as u32);
         }
     }
-    if wide {
-        u64::store(r, i.d, &out, mask);
-    } else {
-        u32::store(r, i.d, &std::array::from_fn(|l| out[l] as u32), mask);
-    }
+    store_wide(r, i.d, wide, &out, mask);
 }
 
 #[inline(always)]
 fn unpack(r: &mut Regs, lists: &[u32], i: &Inst, wide: bool, part_bits: u8, mask: u32) {
-    let whole: [u64; LANES] = if wide {
-        u64::load(r, i.a)
-    } else {
-        let v = u32::load(r, i.a);
-        std::array::from_fn(|l| v[l] as u64)
-    };
+    let whole = load_wide(r, i.a, wide);
     let low = if part_bits == 16 { 0xffff } else { u32::MAX as u64 };
     for (n, &row) in lists[i.b as usize..][..i.imm as usize].iter().enumerate() {
         let part = std::array::from_fn(|l| (whole[l] >> (n as u32 * part_bits as u32) & low) as u32);

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::access::{
-    What, addresses, by_space, footprint, global, mark, race, set, uninitialized, value, written,
+    What, addresses, by_space, fault, footprint, global, mark, set, uninitialized, value, written,
 };
 use super::block::{Block, Check};
 use super::float::{canonical, flush};
-use super::scratch::{bytes_at, party, set_bytes, shared};
+use super::scratch::{SHARED, bytes_at, checked, no_race, party, set_bytes};
 use super::traffic;
 use super::warp::{Warp, lanes};
 use crate::finding::FindingKind;
@@ -17,10 +17,8 @@ pub(super) fn atomic(
     b: &mut Block<'_>,
     w: &mut Warp,
     inst: &Inst,
-    op: Atom,
-    ty: Num,
-    space: Space,
-    addr_wide: bool,
+    (op, ty): (Atom, Num),
+    (space, addr_wide): (Space, bool),
     mask: u32,
 ) -> Check {
     let size = (ty.bits() / 8) as u8;
@@ -29,9 +27,9 @@ pub(super) fn atomic(
     let mut at = addresses(w, inst, addr_wide);
     by_space(space, &mut at, mask, |space, at, mask| {
         if space == Space::Local {
-            let l = mask.trailing_zeros();
-            let message = format!("{size}-byte atomic at local address 0x{:x}", at[l as usize]);
-            return Err(b.finding(FindingKind::OutOfBounds, inst.line, w.id * 32 + l, message));
+            let l = mask.trailing_zeros() as usize;
+            let place = format_args!("at local address 0x{:x}", at[l]);
+            return Err(fault(b, w, what, l, FindingKind::OutOfBounds, place));
         }
         for l in lanes(mask) {
             let x = value(w, wide, inst.b, l);
@@ -45,10 +43,10 @@ pub(super) fn atomic(
                     if !unsafe { written(s, size as u32) } && op != Atom::Exch {
                         return Err(uninitialized(b, w, what, l, "global", at[l]));
                     }
-                    // SAFETY: as above.
+                    // SAFETY: the access was located, so the shadow has `size` bytes from `s` on.
                     unsafe { mark(s, size as u32, b.job.writer) };
                 }
-                // SAFETY: as above.
+                // SAFETY: the access was located and is aligned, so `p` points to `size` bytes of the allocation.
                 unsafe { update(p, size, |old| combine(op, ty, true, old, x, y)) }
             };
             if inst.d != NONE {
@@ -56,10 +54,7 @@ pub(super) fn atomic(
             }
         }
         if b.job.config.traffic && space == Space::Global {
-            let t = &mut b.counters.atomics;
-            t.requests += 1;
-            t.units += traffic::sectors(at, mask, size as u32) as u64;
-            t.bytes += mask.count_ones() as u64 * size as u64;
+            b.counters.atomics.count(traffic::sectors(at, mask, size as u32), mask, size as u32);
             footprint(b, at, mask);
         }
         Ok(())
@@ -74,16 +69,11 @@ fn shared_atomic(
     at: u64,
     f: impl Fn(u64) -> u64,
 ) -> Check<u64> {
-    let checks = b.job.config.checks;
     let n = what.bytes as usize;
-    let o = shared(b, w, what, lane, at)?;
-    if checks.uninitialized && b.shared_written[o..o + n].contains(&0) {
-        return Err(uninitialized(b, w, what, lane, "shared", at));
-    }
-    if checks.races
-        && let Some(c) = b.races.write(o, n, party(w, what, lane), true, true)
-    {
-        return Err(race(b, w, what, lane, at, c));
+    let o = checked::<SHARED>(b, w, what, lane, at)?;
+    if b.job.config.checks.races {
+        let conflict = b.races.write(o, n, party(w, what, lane), true, true);
+        no_race(b, w, what, lane, at, conflict)?;
     }
     let old = bytes_at(&b.shared, o, n as u8);
     set_bytes(&mut b.shared, o, n as u8, f(old));
@@ -115,13 +105,8 @@ fn combine(op: Atom, ty: Num, global: bool, old: u64, x: u64, y: u64) -> u64 {
         (Atom::Or, _) => old | x,
         (Atom::Xor, _) => old ^ x,
         (Atom::Exch, _) => x,
-        (Atom::Cas, _) => {
-            if old == x {
-                y
-            } else {
-                old
-            }
-        }
+        (Atom::Cas, _) if old == x => y,
+        (Atom::Cas, _) => old,
         // On global memory subnormal inputs and results are flushed, on shared memory kept.
         (Atom::Add, Num::F32) => {
             let (old, x) = (f32::from_bits(old as u32), f32::from_bits(x as u32));
@@ -130,20 +115,10 @@ fn combine(op: Atom, ty: Num, global: bool, old: u64, x: u64, y: u64) -> u64 {
         }
         (Atom::Add, Num::F64) => (f64::from_bits(old) + f64::from_bits(x)).to_bits(),
         (Atom::Add, _) => old.wrapping_add(x),
-        (Atom::Inc, _) => {
-            if old >= x {
-                0
-            } else {
-                old + 1
-            }
-        }
-        (Atom::Dec, _) => {
-            if old == 0 || old > x {
-                x
-            } else {
-                old - 1
-            }
-        }
+        (Atom::Inc, _) if old >= x => 0,
+        (Atom::Inc, _) => old + 1,
+        (Atom::Dec, _) if old == 0 || old > x => x,
+        (Atom::Dec, _) => old - 1,
         (Atom::Min, Num::S32) => (old as i32).min(x as i32) as u32 as u64,
         (Atom::Max, Num::S32) => (old as i32).max(x as i32) as u32 as u64,
         (Atom::Min, Num::S64) => (old as i64).min(x as i64) as u64,

@@ -26,18 +26,9 @@ pub(super) fn execute(r: &mut Regs, i: &Inst, m: CvtMode, mask: u32) {
             map1::<i32, f32>(r, i.d, i.a, mask, |x| x as f32)
         }
         _ => {
-            let source: [u64; LANES] = if m.from_wide {
-                u64::load(r, i.a)
-            } else {
-                let v = u32::load(r, i.a);
-                std::array::from_fn(|l| v[l] as u64)
-            };
-            let out: [u64; LANES] = std::array::from_fn(|l| convert(source[l], m));
-            if m.to_wide {
-                u64::store(r, i.d, &out, mask);
-            } else {
-                u32::store(r, i.d, &std::array::from_fn(|l| out[l] as u32), mask);
-            }
+            let source = load_wide(r, i.a, m.from_wide);
+            let out = std::array::from_fn(|l| convert(source[l], m));
+            store_wide(r, i.d, m.to_wide, &out, mask);
         }
     }
 }

@@ -70,7 +70,7 @@ pub(crate) struct RemoteReads {
 
 impl RemoteReads {
     /// No reads yet, of the memory of `peers` and of the host memory in `own`.
-    pub fn of(peers: &[Arc<Allocation>], own: &Memory) -> Self {
+    pub fn new(peers: &[Arc<Allocation>], own: &Memory) -> Self {
         let host = own.snapshot().live.into_iter().filter(|a| a.kind != Kind::Device);
         let all = peers.iter().cloned().chain(host);
         let mut ranges: Vec<_> = all.map(|a| (a, AtomicU64::new(u64::MAX), AtomicU64::new(0))).collect();

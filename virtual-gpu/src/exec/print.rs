@@ -2,11 +2,10 @@
 //!
 //! Source: CUDA C++ Programming Guide, "Formatted Output"; the conversions are C's.
 
-use super::access::{What, get, global, uninitialized};
+use super::access::{What, get, global};
 use super::block::{Block, Check};
-use super::scratch::{bytes_at, shared};
+use super::scratch::{LOCAL, SHARED, bytes_at, checked, place};
 use super::warp::{Warp, lanes};
-use crate::finding::FindingKind;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::ptx::inst::{CallSite, Inst, Value};
 
@@ -66,22 +65,12 @@ impl Read for Source<'_, '_> {
         let Self { b, w, inst, lane } = self;
         let (lane, what) = (*lane, What { verb: "read by vprintf", bytes, line: inst.line });
         if let offset @ 0..WINDOW_BYTES = at.wrapping_sub(SHARED_WINDOW) {
-            let offset = shared(b, w, what, lane, offset)?;
+            let offset = place::<SHARED>(b, w, what, lane, offset)?;
             return Ok(bytes_at(&b.shared, offset, bytes as u8));
         }
         if let offset @ 0..WINDOW_BYTES = at.wrapping_sub(LOCAL_WINDOW) {
-            if offset + u64::from(bytes) > w.local_bytes as u64 {
-                let message = format!(
-                    "{bytes}-byte read by vprintf at local address 0x{offset:x}, the thread has {} bytes",
-                    w.local_bytes
-                );
-                return Err(b.finding(FindingKind::OutOfBounds, inst.line, w.id * 32 + lane as u32, message));
-            }
-            let from = lane * w.local_bytes + offset as usize;
-            if !w.local_written.is_empty() && w.local_written[from..][..bytes as usize].contains(&0) {
-                return Err(uninitialized(b, w, what, lane, "local", offset));
-            }
-            return Ok(bytes_at(&w.local, from, bytes as u8));
+            let offset = checked::<LOCAL>(b, w, what, lane, offset)?;
+            return Ok(bytes_at(&w.local, offset, bytes as u8));
         }
         let (p, _) = global(b, w, what, lane, at)?;
         // SAFETY: `global` has found `bytes` live, aligned bytes at `p`.
@@ -346,7 +335,7 @@ mod tests {
     }
     use A::*;
 
-    fn of(format: &str, arguments: &[A]) -> (String, u32) {
+    fn printed(format: &str, arguments: &[A]) -> (String, u32) {
         let mut bytes = Vec::new();
         for a in arguments {
             let wide: [u8; 8] = match a {
@@ -408,17 +397,17 @@ mod tests {
             ("%y", vec![], "%y"),
             ("end %", vec![], "end "),
         ] {
-            assert_eq!(of(format, &arguments).0, text, "{format}");
+            assert_eq!(printed(format, &arguments).0, text, "{format}");
         }
     }
 
     #[test]
     fn arguments_lie_at_multiples_of_their_sizes_and_are_counted() {
-        assert_eq!(of("%d %f %d %lld", &[I(1), F(0.5), I(2), L(3)]), ("1 0.500000 2 3".to_owned(), 4));
+        assert_eq!(printed("%d %f %d %lld", &[I(1), F(0.5), I(2), L(3)]), ("1 0.500000 2 3".to_owned(), 4));
     }
 
     #[test]
     fn a_field_is_no_wider_than_the_widest() {
-        assert_eq!(of("%999999999d", &[I(1)]).0.len(), MAX_WIDTH);
+        assert_eq!(printed("%999999999d", &[I(1)]).0.len(), MAX_WIDTH);
     }
 }

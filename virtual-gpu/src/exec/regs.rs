@@ -103,6 +103,18 @@ scalar!(u64, row64, row64_mut, u64, |x| x, |y| y);
 scalar!(i64, row64, row64_mut, u64, |x| x as i64, |y| y as u64);
 scalar!(f64, row64, row64_mut, u64, |x| f64::from_bits(x), |y| y.to_bits());
 
+/// A row of the 64-bit file, or one of the 32-bit file extended with zeros.
+#[inline(always)]
+pub(crate) fn load_wide(r: &Regs, row: Row, wide: bool) -> [u64; LANES] {
+    if wide { u64::load(r, row) } else { u32::load(r, row).map(u64::from) }
+}
+
+/// Stores to the 64-bit file, or the lower halves to the 32-bit file.
+#[inline(always)]
+pub(crate) fn store_wide(r: &mut Regs, row: Row, wide: bool, v: &[u64; LANES], mask: u32) {
+    if wide { u64::store(r, row, v, mask) } else { u32::store(r, row, &v.map(|v| v as u32), mask) }
+}
+
 #[inline(always)]
 pub(crate) fn map1<A: Scalar, D: Scalar>(r: &mut Regs, d: Row, a: Row, mask: u32, f: impl Fn(A) -> D) {
     let x = A::load(r, a);

@@ -1,41 +1,57 @@
 //! Shared memory of a block and local memory of a thread: bounds, alignment, first writes, races.
 
-use super::access::{What, extend, misaligned, race, set, uninitialized, value};
+use super::access::{What, extend, fault, misaligned, race, set, uninitialized, value};
 use super::block::{Block, Check};
-use super::races::Party;
+use super::races::{Conflict, Party};
 use super::regs::LANES;
 use super::traffic;
 use super::warp::{Warp, lanes};
 use crate::finding::FindingKind;
 use crate::ptx::inst::*;
 
-fn count_shared(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, load: bool) {
-    if !b.job.config.traffic {
-        return;
-    }
-    let (waves, conflicts) = traffic::wavefronts(at, mask, bytes);
-    let t = if load { &mut b.counters.shared_loads } else { &mut b.counters.shared_stores };
-    t.requests += 1;
-    t.units += waves as u64;
-    t.bytes += mask.count_ones() as u64 * bytes as u64;
-    b.counters.bank_conflicts += conflicts as u64;
-}
+/// Which memory a function is compiled for.
+pub(super) const SHARED: bool = true;
+pub(super) const LOCAL: bool = false;
 
-/// Offset of one lane's shared access, after the checks on the address.
+/// Offset of one lane's access in the block's shared or the warp's local memory, after the checks on the address.
 #[inline(always)]
-pub(super) fn shared(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Check<usize> {
-    let size = b.shared.len() as u64;
-    if at.checked_add(what.bytes as u64).is_none_or(|end| end > size) {
-        let message = format!(
-            "{}-byte {} at shared address 0x{at:x}, the block has {size} bytes",
-            what.bytes, what.verb
-        );
-        return Err(b.finding(FindingKind::OutOfBounds, what.line, w.id * 32 + lane as u32, message));
+pub(super) fn place<const SPACE: bool>(
+    b: &Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    at: u64,
+) -> Check<usize> {
+    let (size, space, owner) = match SPACE {
+        SHARED => (b.shared.len(), "shared", "the block"),
+        LOCAL => (w.local_bytes, "local", "a thread"),
+    };
+    if at.checked_add(what.bytes as u64).is_none_or(|end| end > size as u64) {
+        let place = format_args!("at {space} address 0x{at:x}, {owner} has {size} bytes");
+        return Err(fault(b, w, what, lane, FindingKind::OutOfBounds, place));
     }
     if at & (what.bytes as u64 - 1) != 0 {
-        return Err(misaligned(b, w, what, lane, "shared", at));
+        return Err(misaligned(b, w, what, lane, space, at));
     }
-    Ok(at as usize)
+    Ok(if SPACE == SHARED { at as usize } else { lane * w.local_bytes + at as usize })
+}
+
+/// As [`place`], of bytes that have been written.
+#[inline(always)]
+pub(super) fn checked<const SPACE: bool>(
+    b: &Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    at: u64,
+) -> Check<usize> {
+    let o = place::<SPACE>(b, w, what, lane, at)?;
+    let written = if SPACE == SHARED { &b.shared_written } else { &w.local_written };
+    if !written.is_empty() && written[o..o + what.bytes as usize].contains(&0) {
+        let space = if SPACE == SHARED { "shared" } else { "local" };
+        return Err(uninitialized(b, w, what, lane, space, at));
+    }
+    Ok(o)
 }
 
 #[inline(always)]
@@ -61,7 +77,7 @@ pub(super) fn set_bytes(memory: &mut [u8], at: usize, size: u8, v: u64) {
     }
 }
 
-pub(super) fn load_shared(
+pub(super) fn load<const SPACE: bool>(
     b: &mut Block<'_>,
     w: &mut Warp,
     rows: &[Row],
@@ -70,28 +86,23 @@ pub(super) fn load_shared(
     at: &[u64; LANES],
     mask: u32,
 ) -> Check {
-    let checks = b.job.config.checks;
-    let n = what.bytes as usize;
     for l in lanes(mask) {
-        let o = shared(b, w, what, l, at[l])?;
-        if checks.uninitialized && b.shared_written[o..o + n].contains(&0) {
-            return Err(uninitialized(b, w, what, l, "shared", at[l]));
-        }
-        if checks.races
-            && let Some(c) = b.races.read(o, n, party(w, what, l))
-        {
-            return Err(race(b, w, what, l, at[l], c));
+        let o = checked::<SPACE>(b, w, what, l, at[l])?;
+        if SPACE == SHARED && b.job.config.checks.races {
+            let conflict = b.races.read(o, what.bytes as usize, party(w, what, l));
+            no_race(b, w, what, l, at[l], conflict)?;
         }
         for (k, &row) in rows.iter().enumerate() {
-            let v = bytes_at(&b.shared, o + k * a.size as usize, a.size);
+            let memory = if SPACE == SHARED { &b.shared } else { &w.local };
+            let v = bytes_at(memory, o + k * a.size as usize, a.size);
             set(w, a.wide, row, l, extend(v, a));
         }
     }
-    count_shared(b, at, mask, what.bytes, true);
+    count::<SPACE>(b, at, mask, what.bytes, true);
     Ok(())
 }
 
-pub(super) fn store_shared(
+pub(super) fn store<const SPACE: bool>(
     b: &mut Block<'_>,
     w: &mut Warp,
     rows: &[Row],
@@ -100,26 +111,28 @@ pub(super) fn store_shared(
     at: &[u64; LANES],
     mask: u32,
 ) -> Check {
-    let checks = b.job.config.checks;
     let n = what.bytes as usize;
     for l in lanes(mask) {
-        let o = shared(b, w, what, l, at[l])?;
+        let o = place::<SPACE>(b, w, what, l, at[l])?;
         let mut new = [0u8; 16];
         for (k, &row) in rows.iter().enumerate() {
             set_bytes(&mut new, k * a.size as usize, a.size, value(w, a.wide, row, l));
         }
-        if checks.races {
+        if SPACE == SHARED && b.job.config.checks.races {
             let differs = b.shared[o..o + n] != new[..n];
-            if let Some(c) = b.races.write(o, n, party(w, what, l), false, differs) {
-                return Err(race(b, w, what, l, at[l], c));
-            }
+            let conflict = b.races.write(o, n, party(w, what, l), false, differs);
+            no_race(b, w, what, l, at[l], conflict)?;
         }
-        b.shared[o..o + n].copy_from_slice(&new[..n]);
-        if checks.uninitialized {
-            b.shared_written[o..o + n].fill(1);
+        let (memory, written) = match SPACE {
+            SHARED => (&mut b.shared, &mut b.shared_written),
+            LOCAL => (&mut w.local, &mut w.local_written),
+        };
+        memory[o..o + n].copy_from_slice(&new[..n]);
+        if !written.is_empty() {
+            written[o..o + n].fill(1);
         }
     }
-    count_shared(b, at, mask, what.bytes, false);
+    count::<SPACE>(b, at, mask, what.bytes, false);
     Ok(())
 }
 
@@ -133,72 +146,26 @@ pub(super) fn party<'w>(w: &'w Warp, what: What, lane: usize) -> Party<'w> {
     }
 }
 
-/// Place of one lane's local access in the warp's local memory.
-fn local(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Check<usize> {
-    let size = w.local_bytes as u64;
-    if at.checked_add(what.bytes as u64).is_none_or(|end| end > size) {
-        let message =
-            format!("{}-byte {} at local address 0x{at:x}, a thread has {size} bytes", what.bytes, what.verb);
-        return Err(b.finding(FindingKind::OutOfBounds, what.line, w.id * 32 + lane as u32, message));
-    }
-    if at & (what.bytes as u64 - 1) != 0 {
-        return Err(misaligned(b, w, what, lane, "local", at));
-    }
-    Ok(lane * w.local_bytes + at as usize)
-}
-
-pub(super) fn load_local(
-    b: &mut Block<'_>,
-    w: &mut Warp,
-    rows: &[Row],
-    a: Access,
+#[inline(always)]
+pub(super) fn no_race(
+    b: &Block<'_>,
+    w: &Warp,
     what: What,
-    at: &[u64; LANES],
-    mask: u32,
+    lane: usize,
+    at: u64,
+    conflict: Option<Conflict>,
 ) -> Check {
-    let n = what.bytes as usize;
-    for l in lanes(mask) {
-        let o = local(b, w, what, l, at[l])?;
-        if !w.local_written.is_empty() && w.local_written[o..o + n].contains(&0) {
-            return Err(uninitialized(b, w, what, l, "local", at[l]));
-        }
-        for (k, &row) in rows.iter().enumerate() {
-            let v = bytes_at(&w.local, o + k * a.size as usize, a.size);
-            set(w, a.wide, row, l, extend(v, a));
-        }
-    }
-    count_local(b, mask, what.bytes);
-    Ok(())
+    conflict.map_or(Ok(()), |conflict| Err(race(b, w, what, lane, at, conflict)))
 }
 
-pub(super) fn store_local(
-    b: &mut Block<'_>,
-    w: &mut Warp,
-    rows: &[Row],
-    a: Access,
-    what: What,
-    at: &[u64; LANES],
-    mask: u32,
-) -> Check {
-    let n = what.bytes as usize;
-    for l in lanes(mask) {
-        let o = local(b, w, what, l, at[l])?;
-        for (k, &row) in rows.iter().enumerate() {
-            let v = value(w, a.wide, row, l);
-            set_bytes(&mut w.local, o + k * a.size as usize, a.size, v);
-        }
-        if !w.local_written.is_empty() {
-            w.local_written[o..o + n].fill(1);
-        }
+fn count<const SPACE: bool>(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, load: bool) {
+    if SPACE == LOCAL {
+        // The hardware interleaves local memory by word: equal addresses of 32 lanes are neighbours.
+        b.counters.local.count(bytes.div_ceil(4) * 4, mask, bytes);
+    } else if b.job.config.traffic {
+        let (waves, conflicts) = traffic::wavefronts(at, mask, bytes);
+        let t = if load { &mut b.counters.shared_loads } else { &mut b.counters.shared_stores };
+        t.count(waves, mask, bytes);
+        b.counters.bank_conflicts += conflicts as u64;
     }
-    count_local(b, mask, what.bytes);
-    Ok(())
-}
-
-fn count_local(b: &mut Block<'_>, mask: u32, bytes: u32) {
-    let t = &mut b.counters.local;
-    t.requests += 1;
-    // The hardware interleaves local memory by word: equal addresses of 32 lanes are neighbours.
-    t.units += bytes.div_ceil(4) as u64 * 4;
-    t.bytes += mask.count_ones() as u64 * bytes as u64;
 }

@@ -263,86 +263,61 @@ impl Warp {
                 b.counters.thread_instructions[inst.class as usize] += mask.count_ones() as u64;
                 self.step += 1;
                 match inst.op {
+                    Op::Bra if mask == 0 => b.counters.branches += 1,
+                    _ if mask == 0 => {}
                     Op::Bra => {
                         b.counters.branches += 1;
-                        if mask == 0 {
-                            pc += 1;
-                        } else if mask == active {
+                        if mask == active {
                             pc = inst.imm as u32;
-                        } else {
-                            b.counters.divergent_branches += 1;
-                            let sides = [(inst.imm as u32, mask), (pc + 1, active & !mask)];
-                            self.diverge(f.reconverge[pc as usize], &sides);
-                            continue 'entry;
+                            continue;
                         }
-                        continue;
+                        b.counters.divergent_branches += 1;
+                        let sides = [(inst.imm as u32, mask), (pc + 1, active & !mask)];
+                        self.diverge(f.reconverge[pc as usize], &sides);
+                        continue 'entry;
                     }
                     Op::Brx => {
-                        if mask != 0 {
-                            self.branch_table(b, f, pc, active, mask)?;
-                            continue 'entry;
-                        }
+                        self.branch_table(b, f, pc, active, mask)?;
+                        continue 'entry;
                     }
                     Op::Call => {
-                        if mask != 0 {
-                            self.stack[top].pc = pc + 1;
-                            self.call(b, f, inst, mask);
-                            continue 'entry;
-                        }
+                        self.stack[top].pc = pc + 1;
+                        self.call(b, f, inst, mask);
+                        continue 'entry;
                     }
-                    Op::Print => {
-                        if mask != 0 {
-                            print::vprintf(b, self, &f.calls[inst.imm as usize], inst, mask)?;
-                        }
-                    }
+                    Op::Print => print::vprintf(b, self, &f.calls[inst.imm as usize], inst, mask)?,
                     Op::Ret | Op::Exit => {
-                        if mask != 0 {
-                            self.stack[top].pc = pc + 1;
-                            let kernel = inst.op == Op::Exit || self.frames.len() == 1;
-                            if kernel {
-                                self.live &= !mask;
-                            }
-                            self.remove(mask, if kernel { 0 } else { frame.floor });
-                            continue 'entry;
+                        self.stack[top].pc = pc + 1;
+                        let kernel = inst.op == Op::Exit || self.frames.len() == 1;
+                        if kernel {
+                            self.live &= !mask;
                         }
+                        self.remove(mask, if kernel { 0 } else { frame.floor });
+                        continue 'entry;
                     }
                     Op::Trap => {
-                        if mask != 0 {
-                            let thread = self.id * 32 + mask.trailing_zeros();
-                            return Err(b.finding(FindingKind::Trap, inst.line, thread, "trap"));
-                        }
+                        let thread = self.id * 32 + mask.trailing_zeros();
+                        return Err(b.finding(FindingKind::Trap, inst.line, thread, "trap"));
                     }
                     Op::Bar { red, arrive } => {
-                        if mask != 0 {
-                            self.stack[top].pc = pc + 1;
-                            self.barrier(b, inst, red, arrive, mask)?;
-                            return Ok(Stop::Barrier);
-                        }
+                        self.stack[top].pc = pc + 1;
+                        self.barrier(b, inst, red, arrive, mask)?;
+                        return Ok(Stop::Barrier);
                     }
-                    Op::Ld(a) => {
-                        if mask != 0 {
-                            access::load(b, self, f, inst, a, mask)?;
-                        }
-                    }
-                    Op::St(a) => {
-                        if mask != 0 {
-                            access::store(b, self, f, inst, a, mask)?;
-                        }
-                    }
+                    Op::Ld(a) => access::load(b, self, f, inst, a, mask)?,
+                    Op::St(a) => access::store(b, self, f, inst, a, mask)?,
                     Op::Atom { op, ty, space, addr_wide } => {
-                        if mask != 0 {
-                            atomic::atomic(b, self, inst, op, ty, space, addr_wide, mask)?;
-                        }
+                        atomic::atomic(b, self, inst, (op, ty), (space, addr_wide), mask)?
                     }
                     Op::Cvta { .. } | Op::IsSpace { .. } => access::address(self, inst, mask),
                     Op::Shfl { mode, sync } => exchange::shuffle(b, self, inst, mode, sync, mask)?,
                     Op::Vote { mode, sync } => exchange::vote(b, self, inst, mode, sync, mask)?,
+                    Op::WarpSync => exchange::converged(b, self, inst, mask)?,
                     Op::Activemask => {
                         for lane in lanes(mask) {
                             self.regs.row32_mut(inst.d)[lane] = mask;
                         }
                     }
-                    Op::WarpSync => exchange::converged(b, self, inst, mask)?,
                     Op::Clock(c) => {
                         let t = b.steps;
                         for lane in lanes(mask) {

@@ -32,19 +32,8 @@ impl<'a> Parser<'a, '_> {
             self.statement(&mut b, variables, functions)?;
         }
         let mut f = b.f;
-        let end = Inst {
-            op: if entry { Op::Exit } else { Op::Ret },
-            class: Class::Control,
-            guard: NONE,
-            d: NONE,
-            e: NONE,
-            a: NONE,
-            b: NONE,
-            c: NONE,
-            imm: 0,
-            line: self.toks[self.pos - 1].line,
-        };
-        f.code.push(end);
+        let op = if entry { Op::Exit } else { Op::Ret };
+        f.code.push(Inst::new(op, Class::Control, NONE, self.toks[self.pos - 1].line));
         f.reconverge = flow::reconvergence(&f);
         Ok(f)
     }
@@ -170,15 +159,7 @@ impl<'a> Parser<'a, '_> {
                     return self.err("an external array has no size, any other has one");
                 }
                 let id = variables.len() as u32;
-                variables.push(Variable {
-                    name: d.name.to_owned(),
-                    space: VarSpace::Shared,
-                    bytes: d.bytes,
-                    align: d.align,
-                    init: Vec::new(),
-                    relocs: Vec::new(),
-                    dynamic,
-                });
+                variables.push(d.variable(VarSpace::Shared, dynamic));
                 b.declare(d.name, Name::Shared(id))?;
                 self.expect(b';')
             }

@@ -8,6 +8,67 @@ pub(crate) const NEG: Row = 1 << 31;
 /// No operand.
 pub(crate) const NONE: Row = u32::MAX;
 
+/// Enums whose variants PTX spells as words, with the words: the one table of both.
+macro_rules! words {
+    ($($(#[$doc:meta])* $name:ident { $($variant:ident $word:literal)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum $name { $($variant),* }
+
+        impl $name {
+            /// The variant that a word of PTX names.
+            pub fn word(word: &str) -> Option<Self> {
+                match word {
+                    $($word => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+words! {
+    Round { Near "rn" Zero "rz" Down "rm" Up "rp" }
+
+    /// `mul.wide` and `mad.wide` go from 16 to 32 and from 32 to 64 bits.
+    IBin {
+        Add "add" AddSat "add.sat" Sub "sub" SubSat "sub.sat" Mul "mul.lo" MulHi "mul.hi" MulWide "mul.wide"
+        Mul24 "mul24.lo" Mul24Hi "mul24.hi" Div "div" Rem "rem" Min "min" Max "max" And "and" Or "or" Xor "xor"
+        Shl "shl" Shr "shr"
+    }
+    IUn {
+        Neg "neg" Abs "abs" Not "not" CNot "cnot" Clz "clz" Popc "popc" Brev "brev" Bfind "bfind"
+        BfindShift "bfind.shiftamt"
+    }
+    ITri {
+        Mad "mad.lo" MadHi "mad.hi" MadHiSat "mad.hi.sat" MadWide "mad.wide" Mad24 "mad24.lo" Mad24Hi "mad24.hi"
+        Sad "sad" Bfe "bfe"
+    }
+    /// Extended-precision arithmetic over the carry flag.
+    Carry { Add "add" Sub "sub" MadLo "mad.lo" MadHi "mad.hi" }
+    FBin { Add "add" Sub "sub" Mul "mul" Div "div" Min "min" Max "max" }
+    FUn {
+        Neg "neg" Abs "abs" Sqrt "sqrt" Rcp "rcp" Rsqrt "rsqrt" Sin "sin" Cos "cos" Lg2 "lg2" Ex2 "ex2"
+    }
+    Cmp {
+        Eq "eq" Ne "ne" Lt "lt" Le "le" Gt "gt" Ge "ge" Equ "equ" Neu "neu" Ltu "ltu" Leu "leu" Gtu "gtu" Geu "geu"
+        Num "num" Nan "nan"
+    }
+    Logic { And "and" Or "or" Xor "xor" }
+    Testp {
+        Finite "finite" Infinite "infinite" Number "number" NotANumber "notanumber" Normal "normal"
+        Subnormal "subnormal"
+    }
+    Atom {
+        And "and" Or "or" Xor "xor" Exch "exch" Cas "cas" Add "add" Inc "inc" Dec "dec" Min "min" Max "max"
+    }
+    Shfl { Up "up" Down "down" Bfly "bfly" Idx "idx" }
+    Vote { All "all" Any "any" Uni "uni" Ballot "ballot" }
+    BarRed { None "" Popc "popc" And "and" Or "or" }
+    /// Special registers that change while a warp runs; the others are constant rows (see [`Init`]).
+    Clock { Clock32 "%clock" Clock32Hi "%clock_hi" Clock64 "%clock64" Globaltimer "%globaltimer" }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IntTy {
     U16,
@@ -33,14 +94,6 @@ pub(crate) enum FltTy {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Round {
-    Near,
-    Zero,
-    Down,
-    Up,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FMode {
     pub ty: FltTy,
     pub round: Round,
@@ -48,111 +101,6 @@ pub(crate) struct FMode {
     pub sat: bool,
     /// `.approx`: has an effect only where the ISA gives the approximation other special values.
     pub approx: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum IBin {
-    Add,
-    AddSat,
-    Sub,
-    SubSat,
-    Mul,
-    MulHi,
-    /// 16 → 32 and 32 → 64 bits.
-    MulWide,
-    Mul24,
-    Mul24Hi,
-    Div,
-    Rem,
-    Min,
-    Max,
-    And,
-    Or,
-    Xor,
-    Shl,
-    Shr,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum IUn {
-    Neg,
-    Abs,
-    Not,
-    CNot,
-    Clz,
-    Popc,
-    Brev,
-    Bfind,
-    BfindShift,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ITri {
-    Mad,
-    MadHi,
-    MadHiSat,
-    MadWide,
-    Mad24,
-    Mad24Hi,
-    Sad,
-    Bfe,
-}
-
-/// Extended-precision arithmetic over the carry flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carry {
-    Add,
-    Sub,
-    MadLo,
-    MadHi,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FBin {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Min,
-    Max,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FUn {
-    Neg,
-    Abs,
-    Sqrt,
-    Rcp,
-    Rsqrt,
-    Sin,
-    Cos,
-    Lg2,
-    Ex2,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cmp {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-    Equ,
-    Neu,
-    Ltu,
-    Leu,
-    Gtu,
-    Geu,
-    Num,
-    Nan,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Logic {
-    And,
-    Or,
-    Xor,
 }
 
 /// The type that a comparison or conversion reads or writes.
@@ -225,53 +173,6 @@ pub(crate) struct Access {
     /// The data registers are 64-bit ones.
     pub wide: bool,
     pub addr_wide: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Atom {
-    And,
-    Or,
-    Xor,
-    Exch,
-    Cas,
-    Add,
-    Inc,
-    Dec,
-    Min,
-    Max,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shfl {
-    Up,
-    Down,
-    Bfly,
-    Idx,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Vote {
-    All,
-    Any,
-    Uni,
-    Ballot,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BarRed {
-    None,
-    Popc,
-    And,
-    Or,
-}
-
-/// Special registers that change while a warp runs; the others are constant rows (see [`Init`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Clock {
-    Clock32,
-    Clock32Hi,
-    Clock64,
-    Globaltimer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -397,16 +298,6 @@ pub(crate) enum Op {
     Trap,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Testp {
-    Finite,
-    Infinite,
-    Number,
-    NotANumber,
-    Normal,
-    Subnormal,
-}
-
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inst {
     pub op: Op,
@@ -421,6 +312,13 @@ pub(crate) struct Inst {
     pub c: Row,
     pub imm: i64,
     pub line: u32,
+}
+
+impl Inst {
+    /// Without operands.
+    pub fn new(op: Op, class: crate::counters::Class, guard: Row, line: u32) -> Self {
+        Self { op, class, guard, d: NONE, e: NONE, a: NONE, b: NONE, c: NONE, imm: 0, line }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

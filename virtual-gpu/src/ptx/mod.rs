@@ -47,7 +47,7 @@ pub struct Module {
 }
 
 /// An `.entry` of a module.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Kernel {
     pub name: String,
     /// Line of its `.entry`.

@@ -46,6 +46,21 @@ pub(super) struct Decl<'a> {
     pub width: Option<Width>,
 }
 
+impl Decl<'_> {
+    pub fn variable(&self, space: VarSpace, dynamic: bool) -> Variable {
+        let (init, relocs) = (Vec::new(), Vec::new());
+        Variable {
+            name: self.name.to_owned(),
+            space,
+            bytes: self.bytes,
+            align: self.align,
+            init,
+            relocs,
+            dynamic,
+        }
+    }
+}
+
 impl<'a> Parser<'a, '_> {
     pub fn line(&self) -> u32 {
         self.toks.get(self.pos).or(self.toks.last()).map_or(1, |t| t.line)
@@ -272,15 +287,7 @@ impl<'a> Parser<'a, '_> {
         if external && !dynamic {
             return self.err(format!("`{}` is external, and there is no linker here", d.name));
         }
-        let mut v = Variable {
-            name: d.name.to_owned(),
-            space,
-            bytes: d.bytes,
-            align: d.align,
-            init: Vec::new(),
-            relocs: Vec::new(),
-            dynamic,
-        };
+        let mut v = d.variable(space, dynamic);
         if self.eat(b'=') {
             if space == VarSpace::Shared {
                 return self.err("shared variables have no initialisers");
@@ -359,24 +366,7 @@ impl<'a> Parser<'a, '_> {
 
     fn entry(&mut self, u: &mut Unit<'a>, line: u32) -> Result<(), PtxError> {
         let name = self.word()?;
-        let mut k = Kernel {
-            name: name.to_owned(),
-            line,
-            params: Vec::new(),
-            param_bytes: 0,
-            max_ntid: None,
-            req_ntid: None,
-            min_blocks_per_sm: None,
-            max_registers: None,
-            shared_bytes: 0,
-            local_bytes: 0,
-            const_bytes: 0,
-            dynamic_shared: false,
-            function: 0,
-            shared_layout: Vec::new(),
-            dynamic_start: 0,
-            granule: 4,
-        };
+        let mut k = Kernel { name: name.to_owned(), line, granule: 4, ..Kernel::default() };
         let mut names = Vec::new();
         if self.eat(b'(') {
             while !self.eat(b')') {

@@ -361,7 +361,7 @@ fn work_runs_late_and_queries_make_progress() {
         // SAFETY: p is the live pinned allocation above, and nothing of the device is running now.
         unsafe { p.write(i) };
         call!("cuMemcpyHtoDAsync_v2", (u64, *const u32, usize, *mut c_void), x, p, 4, s);
-        // SAFETY: as above; the write races with the copy on purpose.
+        // SAFETY: p is the live pinned allocation above; the write races with the copy on purpose.
         unsafe { p.write(1000) };
         let mut queries = 0;
         while code!("cuStreamQuery", (*mut c_void), s) == 600 {
@@ -503,7 +503,7 @@ fn kernels_reach_pinned_memory() {
     unsafe { std::slice::from_raw_parts_mut(p, 64) }.fill(4.0);
     assert_eq!(scale(f, NULL, p as u64, 0.5, 64), 0);
     call!("cuCtxSynchronize", (),);
-    // SAFETY: as above.
+    // SAFETY: the mapped allocation has 64 values, and the device has been waited for.
     assert_eq!(unsafe { p.add(63).read() }, 2.0);
 }
 

@@ -163,7 +163,7 @@ fn each_thread_prints_its_own_local_memory() {
         assert_eq!(print(checks, "%p", last, ""), Ok("0x1f10000000028".to_owned()));
         let beyond = print(checks, "%p", "add.u64 %SP, %SP, 44; setp.eq.u32 %p1, %r1, 35;", "").unwrap_err();
         assert_eq!((beyond.kind, beyond.line, beyond.thread), (FindingKind::OutOfBounds, 9, [35, 0, 0]));
-        assert_eq!(beyond.message, "8-byte read by vprintf at local address 0x30, the thread has 48 bytes");
+        assert_eq!(beyond.message, "8-byte read by vprintf at local address 0x30, a thread has 48 bytes");
     }
     let unwritten = print(Checks::ALL, "%d", "setp.eq.u32 %p1, %r1, 35;", "").unwrap_err();
     assert_eq!(

@@ -21,9 +21,9 @@
 
 use super::product::{Activations, ROWS, TILE};
 use crate::cpu::slice;
-use crate::quant::{Format, QuantTensor, bits};
+use crate::quant::{Format, QuantTensor, bits, layout};
 use crate::simd::Avx2;
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 use half::f16;
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
 use kernels_gpu::quant::iq4::LEVELS;
@@ -48,7 +48,7 @@ macro_rules! kinds {
         )*
         /// [`tiles_of`] for the format of the weights.
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn tiles_of_any(y: &mut [&mut [f32]], x: &Rows, w: &Parts, first: usize) {
+        fn tiles_of_any(y: &mut [&mut [f32]], x: &PreparedRows, w: &WeightBytes, first: usize) {
             match w.format {
                 $(Format::$format => tiles_of::<$format, { group_bytes(Format::$format) }>(y, x, w, first),)*
             }
@@ -87,7 +87,7 @@ const fn in_16_bits(format: Format) -> usize {
 }
 
 /// The memory of a weight tensor.
-pub(super) struct Parts<'a> {
+pub(super) struct WeightBytes<'a> {
     format: Format,
     rows: usize,
     blocks: usize,
@@ -95,15 +95,15 @@ pub(super) struct Parts<'a> {
     scales: &'a [u8],
 }
 
-impl<'a> Parts<'a> {
-    pub fn of(w: &'a QuantTensor) -> Result<Self> {
+impl<'a> WeightBytes<'a> {
+    pub fn new(w: &'a QuantTensor) -> Result<Self> {
         fn bytes<T: crate::Element>(x: &Tensor) -> Result<&[u8]> {
             Ok(bytemuck::cast_slice(slice::<T>(x)?))
         }
-        let scales = match w.format() {
-            Format::I8 => bytes::<f32>(&w.scales)?,
-            Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => bytes::<f16>(&w.scales)?,
-            Format::Q4K | Format::Q5K | Format::Q6K | Format::Iq4Xs => bytes::<u32>(&w.scales)?,
+        let scales = match w.scales.dtype() {
+            DType::F32 => bytes::<f32>(&w.scales)?,
+            DType::F16 => bytes::<f16>(&w.scales)?,
+            DType::U32 => bytes::<u32>(&w.scales)?,
         };
         let (rows, blocks) = (w.rows(), w.k / BLOCK);
         Ok(Self { format: w.format(), rows, blocks, quants: bytes::<u32>(&w.quants)?, scales })
@@ -118,13 +118,7 @@ impl<'a> Parts<'a> {
     /// Quants and scales of the rows of a tile. Past the last row, the last row is repeated.
     fn tile(&self, tile: usize) -> [(&'a [u8], &'a [u8]); TILE] {
         let quants = self.blocks * BLOCK / 8 * bits(self.format);
-        let scales = match self.format {
-            Format::I8 => 4,
-            Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => self.blocks * 2,
-            Format::Q4K | Format::Q5K => self.blocks / BLOCKS_PER_SUPER * 16,
-            Format::Q6K => self.blocks / BLOCKS_PER_SUPER * 20,
-            Format::Iq4Xs => self.blocks / BLOCKS_PER_SUPER * 8,
-        };
+        let scales = layout(self.format).scales.row_bytes(self.blocks * BLOCK);
         std::array::from_fn(|i| {
             let row = (tile * TILE + i).min(self.rows - 1);
             (&self.quants[row * quants..][..quants], &self.scales[row * scales..][..scales])
@@ -151,13 +145,13 @@ pub(super) struct Factors {
 }
 
 /// The rows of x in the form that a tile multiplies.
-pub(super) enum Rows<'a> {
+pub(super) enum PreparedRows<'a> {
     /// A single row: its quants in order, and the blocks' factors.
     One(&'a [i8], Vec<Factors>),
     Panels(Vec<Panel>),
 }
 
-impl<'a> Rows<'a> {
+impl<'a> PreparedRows<'a> {
     /// Prepares rows for weights of this format.
     pub fn new(x: Activations<'a>, format: Format) -> Self {
         if x.rows() > 1 {
@@ -211,17 +205,17 @@ fn panels(x: Activations, format: Format) -> Vec<Panel> {
 }
 
 /// Computes the tiles from number `first` on, for all rows.
-pub(super) fn tiles(_: Avx2, y: &mut [&mut [f32]], x: &Rows, w: &Parts, first: usize) {
+pub(super) fn tiles(_: Avx2, y: &mut [&mut [f32]], x: &PreparedRows, w: &WeightBytes, first: usize) {
     // SAFETY: the processor has these features: the first argument proves it.
     unsafe { tiles_of_any(y, x, w, first) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn tiles_of<K: Kind, const G: usize>(y: &mut [&mut [f32]], x: &Rows, w: &Parts, first: usize) {
+fn tiles_of<K: Kind, const G: usize>(y: &mut [&mut [f32]], x: &PreparedRows, w: &WeightBytes, first: usize) {
     let (mut acc, mut rest) = ([[0.0; TILE]; ROWS], [[0; G]; TILE]);
     let columns = y.first().map_or(0, |y| y.len());
     match x {
-        Rows::One(quants, factors) => {
+        PreparedRows::One(quants, factors) => {
             for start in (0..columns).step_by(TILE) {
                 tile_of_one::<K, G>(
                     &mut acc[0],
@@ -232,7 +226,7 @@ fn tiles_of<K: Kind, const G: usize>(y: &mut [&mut [f32]], x: &Rows, w: &Parts, 
                 store(&mut y[0][start..], &acc[0]);
             }
         }
-        Rows::Panels(panels) => {
+        PreparedRows::Panels(panels) => {
             for (panel, y) in panels.iter().zip(y.chunks_mut(ROWS)) {
                 for start in (0..columns).step_by(TILE) {
                     let acc = &mut acc[..panel.rows];
@@ -266,7 +260,7 @@ struct Tile<'a, const G: usize> {
 impl<'a, const G: usize> Tile<'a, G> {
     /// `rest` is zero, or comes from another tile of the same weights.
     #[inline]
-    fn new(w: &Parts<'a>, tile: usize, rest: &'a mut [[u8; G]; TILE]) -> Self {
+    fn new(w: &WeightBytes<'a>, tile: usize, rest: &'a mut [[u8; G]; TILE]) -> Self {
         let (rows, groups) = (w.tile(tile), w.blocks.div_ceil(BLOCKS_PER_SUPER));
         let (mut quants, mut scales) = ([&[][..]; TILE], [&[][..]; TILE]);
         for (i, (row, of_row)) in rows.into_iter().enumerate() {

@@ -12,7 +12,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
-use super::{Row, Step, read_row};
+use super::{DecodedRow, Step, read_row};
 use crate::cpu::{activate, slice, slice_mut};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{QuantRows, QuantTensor};
@@ -82,7 +82,7 @@ fn product(
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(avx2) = avx2 {
-        let (rows, parts) = (avx2::Rows::new(x, w.format()), avx2::Parts::of(w)?);
+        let (rows, parts) = (avx2::PreparedRows::new(x, w.format()), avx2::WeightBytes::new(w)?);
         return in_tasks(y, x, w, |first, y| {
             avx2::tiles(avx2, y, &rows, &parts, first);
             finish(first * TILE, y);
@@ -137,7 +137,7 @@ fn portable(y: &mut [&mut [f32]], x: Activations, w: &QuantTensor, first: usize)
 }
 
 /// The dot product of a row of x and a row of w: integer sums within blocks, f32 over blocks.
-fn dot(x: &[i8], scales: &[u32], w: &Row) -> f32 {
+fn dot(x: &[i8], scales: &[u32], w: &DecodedRow) -> f32 {
     let blocks = x.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
     blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, step))| {
         let sum = |x: &[i8], w: &[i8]| {

@@ -4,7 +4,7 @@ use super::table::Table;
 use crate::problem::matmul::Variant;
 use crate::tensor::MAX_ELEMENTS;
 use kernels_gpu::matmul::regtile::{self, FAMILIES, Family, Size, strided};
-use kernels_gpu::matmul::{textbook, vector};
+use kernels_gpu::matmul::vector;
 use serde::Serialize;
 use std::fmt;
 
@@ -82,18 +82,17 @@ impl fmt::Display for Query {
 /// A kernel, without its types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
-    Textbook,
     Tile(Size, Layouts),
     Strided,
     /// Few rows, and b the transpose of a row-major matrix.
-    VectorNt(Rows),
+    VectorNt(VectorRows),
     /// One row, and a row-major b.
     VectorNn,
 }
 
 /// The most rows that a kernel handles, in the order of the kernels' tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rows {
+pub(super) enum VectorRows {
     One,
     Four,
     Eight,
@@ -168,11 +167,6 @@ pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<
             let (variant, best) = choose(table, q);
             select(table, q, variant, splits.or(best))
         }
-        Variant::Textbook if q.types != Types::F32 => None,
-        Variant::Textbook => {
-            let blocks = q.m.div_ceil(textbook::TILE) * q.n.div_ceil(textbook::TILE);
-            plan(Kernel::Textbook, blocks, 1, q.k.max(1))
-        }
         Variant::Tile(name) => {
             let family = family(name)?;
             let splits = splits.unwrap_or_else(|| best_splits(table, q, family).0);
@@ -188,9 +182,9 @@ pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<
         Variant::Vector => {
             let nt = |rows| (Kernel::VectorNt(rows), choose_parts(q));
             let (kernel, log_parts) = match q.vector_layouts? {
-                Layouts::Nt if q.m <= 1 => nt(Rows::One),
-                Layouts::Nt if q.m <= 4 => nt(Rows::Four),
-                Layouts::Nt if q.m <= vector::MAX_M => nt(Rows::Eight),
+                Layouts::Nt if q.m <= 1 => nt(VectorRows::One),
+                Layouts::Nt if q.m <= 4 => nt(VectorRows::Four),
+                Layouts::Nt if q.m <= vector::MAX_M => nt(VectorRows::Eight),
                 Layouts::Nn if q.m <= 1 => (Kernel::VectorNn, 0),
                 _ => return None,
             };
@@ -350,9 +344,9 @@ pub(crate) mod tests {
 
     #[test]
     fn few_rows_stream_the_weights() {
-        assert_eq!(plan(&nt(1, 2048, 2048, P4)).kernel, Kernel::VectorNt(Rows::One));
-        assert_eq!(plan(&nt(3, 2048, 2048, P4)).kernel, Kernel::VectorNt(Rows::Four));
-        assert_eq!(plan(&nt(8, 2048, 2048, P4)).kernel, Kernel::VectorNt(Rows::Eight));
+        assert_eq!(plan(&nt(1, 2048, 2048, P4)).kernel, Kernel::VectorNt(VectorRows::One));
+        assert_eq!(plan(&nt(3, 2048, 2048, P4)).kernel, Kernel::VectorNt(VectorRows::Four));
+        assert_eq!(plan(&nt(8, 2048, 2048, P4)).kernel, Kernel::VectorNt(VectorRows::Eight));
         assert_eq!(plan(&nt(16, 2048, 2048, P4)).kernel, Kernel::Tile(Size::Tile32, Layouts::Nt));
         let nn = Query { vector_layouts: Some(Layouts::Nn), ..nt(1, 2048, 2048, P4) };
         assert_eq!(plan(&nn).kernel, Kernel::VectorNn);

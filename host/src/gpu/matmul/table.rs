@@ -213,7 +213,7 @@ pub fn user_file(card: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`Error::Tuning`] if the user's file can't be read or holds invalid numbers.
-pub fn of(card: &Properties) -> Result<&'static Table> {
+pub fn for_card(card: &Properties) -> Result<&'static Table> {
     static TABLES: Mutex<Option<HashMap<String, &'static Table>>> = Mutex::new(None);
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     let tables = tables.get_or_insert_default();

@@ -56,8 +56,9 @@ impl<S, U: Upstream<S>> Upstream<S> for Limit<U> {
         result
     }
 
-    fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
-        self.inner.free(address, bytes, stream)?;
+    unsafe fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
+        // SAFETY: the caller owns the block, which the upstream inside returned.
+        unsafe { self.inner.free(address, bytes, stream) }?;
         self.used.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }

@@ -65,8 +65,9 @@ impl<S, U: Upstream<S>> Upstream<S> for Counted<U> {
         result
     }
 
-    fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
-        let result = self.inner.free(address, bytes, stream);
+    unsafe fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
+        // SAFETY: the caller owns the block, which the upstream inside returned.
+        let result = unsafe { self.inner.free(address, bytes, stream) };
         self.count(|traffic| match &result {
             Ok(()) => {
                 traffic.frees += 1;

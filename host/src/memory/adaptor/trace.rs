@@ -87,10 +87,11 @@ impl<S: Clone + PartialEq + Send + Sync, U: Upstream<S>> Upstream<S> for Trace<U
         Ok(address)
     }
 
-    fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
+    unsafe fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
         // Locked during the free: the address may be allocated again before the free is recorded.
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        self.inner.free(address, bytes, stream)?;
+        // SAFETY: the caller owns the block, which the upstream inside returned.
+        unsafe { self.inner.free(address, bytes, stream) }?;
         log.freed(address, stream);
         Ok(())
     }
@@ -163,12 +164,16 @@ pub fn replay<S>(entries: &[Entry], upstream: &(impl Upstream<S> + ?Sized), stre
             }
             Entry::Free { block, stream: number } => {
                 if let Some((address, bytes, _)) = live.remove(&block) {
-                    upstream.free(address, bytes, stream(number))?;
+                    // SAFETY: allocated above; nothing is queued that uses it, and it has left the list.
+                    unsafe { upstream.free(address, bytes, stream(number)) }?;
                 }
             }
         }
     }
     let mut left: Vec<_> = live.into_values().collect();
     left.sort_unstable();
-    left.iter().try_for_each(|&(address, bytes, number)| upstream.free(address, bytes, stream(number)))
+    left.iter().try_for_each(|&(address, bytes, number)| {
+        // SAFETY: allocated above and not freed since; nothing is queued that uses it.
+        unsafe { upstream.free(address, bytes, stream(number)) }
+    })
 }

@@ -66,37 +66,32 @@ struct Paged {
     num_kv_heads: u32,
 }
 
+#[inlined]
 impl Keys for Paged {
     /// One past the last key of the split.
     type Row = u32;
 
-    #[inline(always)]
     fn count(self) -> u32 {
         self.len
     }
 
-    #[inline(always)]
     fn splits(self) -> u32 {
         self.splits
     }
 
-    #[inline(always)]
     fn kv_head(self, unit: u32) -> u32 {
         unit % self.num_kv_heads.max(1)
     }
 
-    #[inline(always)]
     unsafe fn key(self, n: u32) -> u32 {
         // SAFETY: n is below the count, for which the table has pages.
         unsafe { self.table.row(n) }
     }
 
-    #[inline(always)]
     fn row(self, _: u32, end: u32) -> u32 {
         end
     }
 
-    #[inline(always)]
     unsafe fn sees(self, end: u32, n: u32) -> bool {
         n < end
     }

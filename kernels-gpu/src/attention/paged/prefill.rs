@@ -53,32 +53,28 @@ struct Paged {
     table: Table,
 }
 
+#[inlined]
 impl Work<KEYS> for Paged {
     const STEP: u32 = <Dense as Work<KEYS>>::STEP;
     const LISTED: bool = false;
 
-    #[inline(always)]
     fn place(self) -> Place {
         self.dense.place()
     }
 
-    #[inline(always)]
     fn begin(self) -> u32 {
         self.dense.begin()
     }
 
-    #[inline(always)]
     fn end(self) -> u32 {
         self.dense.end()
     }
 
-    #[inline(always)]
     fn keys(self, tile: u32) -> u32 {
         self.dense.keys(tile)
     }
 
     /// The row of the pool; past the last key, the last key's.
-    #[inline(always)]
     unsafe fn key(self, tile: u32, row: u32) -> u32 {
         // SAFETY: the block has a tile, so there is a key; the table has a page for each key.
         unsafe {
@@ -87,18 +83,15 @@ impl Work<KEYS> for Paged {
         }
     }
 
-    #[inline(always)]
     unsafe fn sees(self, _: Place, _: u32) -> bool {
         true
     }
 
-    #[inline(always)]
     unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
         // SAFETY: the block has this tile: this function's contract.
         unsafe { self.dense.mask(s, place, tile) }
     }
 
-    #[inline(always)]
     unsafe fn partial(self) -> Option<*mut f32> {
         None
     }

@@ -86,22 +86,20 @@ pub(in crate::attention) struct Dense {
     pub longest_first: u32,
 }
 
+#[inlined]
 impl Dense {
     /// As [`visible`](crate::attention::visible).
-    #[inline(always)]
     fn visible(self, i: u32) -> i32 {
         self.kv_len as i32 + ((i as i32 + 1 - self.q_len as i32) & self.causal as i32)
     }
 
     /// The block's first query.
-    #[inline(always)]
     fn first(self, y: u32) -> u32 {
         let longest_first = y < self.longest_first;
         BM * if longest_first { thread::grid_dim_y() - 1 - y } else { y - self.longest_first }
     }
 
     /// Number of keys that the block's last query, and so any of its queries, attends to.
-    #[inline(always)]
     fn seen(self) -> u32 {
         let [_, _, y] = read_indices();
         let last = (self.first(y) + BM).min(self.q_len) - 1;
@@ -109,6 +107,7 @@ impl Dense {
     }
 }
 
+#[inlined]
 impl Work<KEYS> for Dense {
     const STEP: u32 = 1;
     const LISTED: bool = false;
@@ -116,39 +115,32 @@ impl Work<KEYS> for Dense {
     /// The blocks with the most keys are launched first, so that short ones fill the gaps at the end. Blocks after
     /// `longest_first` are launched shortest first: where all are resident at once, each shares a multiprocessor with one
     /// that is longer by as much as it is shorter.
-    #[inline(always)]
     fn place(self) -> Place {
         let [tid, x, y] = read_indices();
         Place::new(tid, x / self.num_q_heads, x % self.num_q_heads, self.first(y))
     }
 
-    #[inline(always)]
     fn begin(self) -> u32 {
         0
     }
 
-    #[inline(always)]
     fn end(self) -> u32 {
         self.seen().div_ceil(bn(KEYS))
     }
 
-    #[inline(always)]
     fn keys(self, tile: u32) -> u32 {
         (self.seen() - tile * bn(KEYS)).next_multiple_of(64).min(bn(KEYS))
     }
 
-    #[inline(always)]
     unsafe fn key(self, tile: u32, row: u32) -> u32 {
         tile * bn(KEYS) + row
     }
 
-    #[inline(always)]
     unsafe fn sees(self, _: Place, _: u32) -> bool {
         true
     }
 
     /// Rows past q_len may attend to any key: they are not written.
-    #[inline(always)]
     unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
         if ((tile + 1) * bn(KEYS)) as i32 > self.visible(place.first) {
             let key = tile * bn(KEYS) + 4 * place.tx;
@@ -165,7 +157,6 @@ impl Work<KEYS> for Dense {
         }
     }
 
-    #[inline(always)]
     unsafe fn partial(self) -> Option<*mut f32> {
         None
     }
@@ -189,49 +180,42 @@ impl Part {
     }
 }
 
+#[inlined]
 impl Work<KEYS> for Part {
     const STEP: u32 = <Dense as Work<KEYS>>::STEP;
     const LISTED: bool = <Dense as Work<KEYS>>::LISTED;
 
-    #[inline(always)]
     fn place(self) -> Place {
         self.dense.place()
     }
 
-    #[inline(always)]
     fn begin(self) -> u32 {
         self.tile(thread::block_idx_z())
     }
 
-    #[inline(always)]
     fn end(self) -> u32 {
         self.tile(thread::block_idx_z() + 1)
     }
 
-    #[inline(always)]
     fn keys(self, tile: u32) -> u32 {
         self.dense.keys(tile)
     }
 
-    #[inline(always)]
     unsafe fn key(self, tile: u32, row: u32) -> u32 {
         // SAFETY: this function's contract.
         unsafe { self.dense.key(tile, row) }
     }
 
-    #[inline(always)]
     unsafe fn sees(self, place: Place, tile: u32) -> bool {
         // SAFETY: this function's contract.
         unsafe { self.dense.sees(place, tile) }
     }
 
-    #[inline(always)]
     unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
         // SAFETY: this function's contract.
         unsafe { self.dense.mask(s, place, tile) }
     }
 
-    #[inline(always)]
     unsafe fn partial(self) -> Option<*mut f32> {
         if self.parts_log2 == 0 {
             return None;

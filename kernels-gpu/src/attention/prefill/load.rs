@@ -4,6 +4,7 @@ use super::{BK, PAD, Work, bm, bn, key_of, v_keys};
 use crate::attention::unroll;
 use crate::device::stored::Stored;
 use crate::device::{Element, Shared};
+use cuda_std::inlined;
 
 /// Vectors of a chunk in flight from global to shared memory, not yet converted: two of Q and 2 KEYS / WARPS of K, or V.
 /// Converting them here would make the warp wait for the loads before it computes the current chunk.
@@ -26,13 +27,13 @@ pub(super) struct Loader<Q, S> {
     pub head_dim: u32,
 }
 
+#[inlined]
 impl<Q: Element, S: Stored> Loader<Q, S> {
     /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes column 4 · (t mod 4) of rows t / 4,
     /// t / 4 + 8 WARPS, …, so that eight threads read two whole sectors.
     ///
     /// # Safety
     /// q_len, kv_len and head_dim are not 0; the tile is at most one past the last.
-    #[inline(always)]
     pub unsafe fn qk<const WARPS: u32, const KEYS: usize, W: Work<KEYS>>(
         &self,
         work: W,
@@ -48,7 +49,6 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
     ///
     /// # Safety
     /// As [`qk`](Self::qk).
-    #[inline(always)]
     pub unsafe fn k_rows<const WARPS: u32, const KEYS: usize, W: Work<KEYS>>(
         &self,
         work: W,
@@ -77,7 +77,6 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
     ///
     /// # Safety
     /// As [`qk`](Self::qk); `k_at`: as [`k_rows`](Self::k_rows) gives it.
-    #[inline(always)]
     pub unsafe fn qk_at<const WARPS: u32, const KEYS: usize>(
         &self,
         tid: u32,
@@ -104,7 +103,6 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
     ///
     /// # Safety
     /// As [`qk`](Self::qk).
-    #[inline(always)]
     pub unsafe fn v<const WARPS: u32, const G: usize, const KEYS: usize, W: Work<KEYS>>(
         &self,
         work: W,
@@ -116,7 +114,7 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         let (j, c) = (n / parts, n % parts);
         let column = tid % 8 * 4;
         let mut staged = [[0; 4]; 10];
-        // SAFETY: as in `qk`.
+        // SAFETY: the lengths are not 0, so the clamped keys are below them; the columns are clamped below head_dim.
         unsafe {
             unroll!(N < 2 {
                 if N as u32 * 4 * WARPS < v_keys(WARPS) {
@@ -139,7 +137,6 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
     ///
     /// # Safety
     /// No thread reads the chunk.
-    #[inline(always)]
     pub unsafe fn put_qk<const WARPS: u32, const KEYS: usize>(
         &self,
         tid: u32,
@@ -180,7 +177,6 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
     ///
     /// # Safety
     /// No thread reads the chunk.
-    #[inline(always)]
     pub unsafe fn put_v<const WARPS: u32, const G: usize>(
         &self,
         tid: u32,

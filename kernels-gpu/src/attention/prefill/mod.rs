@@ -471,7 +471,8 @@ pub(super) unsafe fn prefill<
             });
             let end = (j + half).min(chunks_of_v(keys));
             while j < end {
-                // SAFETY: as for the scores; the first barrier also completes P.
+                // SAFETY: all threads reach every barrier, and between two of them one buffer is read and the other written; the first
+                // barrier also completes P.
                 unsafe {
                     barrier::<WARPS>();
                     let p = p_first + j % half * (16 * v_keys(WARPS));

@@ -37,12 +37,12 @@ struct Listed {
 }
 
 /// A tile is where its words begin.
+#[inlined]
 impl Work for Listed {
     const STEP: u32 = TILE_WORDS;
     /// Bit 8j + i: row i and column j.
     type Seen = u32;
 
-    #[inline(always)]
     unsafe fn tiles(self, head: u32, first: u32) -> [u32; 2] {
         // SAFETY: a mask head is shared by some heads; the list has this mask head and block, and an end after it.
         unsafe {
@@ -52,7 +52,6 @@ impl Work for Listed {
         }
     }
 
-    #[inline(always)]
     unsafe fn column(self, tile: u32, [a, b, c]: [u32; 3]) -> u32 {
         let c = a + b + c;
         // SAFETY: a tile has a word for each group of 16 columns; one more follows the last tile.
@@ -60,7 +59,6 @@ impl Work for Listed {
         first + c % 16
     }
 
-    #[inline(always)]
     unsafe fn seen(self, Place { tx, row }: Place, _: u32, tile: u32) -> u32 {
         // SAFETY: after the groups a tile has a pattern for each 16 rows and group, which has a word for each 8 rows and 4 columns.
         unsafe {
@@ -69,7 +67,6 @@ impl Work for Listed {
         }
     }
 
-    #[inline(always)]
     fn sees(seen: u32, i: u32, j: u32) -> bool {
         seen >> (8 * j + i) & 1 == 1
     }

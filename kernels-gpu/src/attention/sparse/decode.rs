@@ -65,33 +65,29 @@ struct Listed {
     kv_head: u32,
 }
 
+#[inlined]
 impl Keys for Listed {
     /// A query, and one past the last key of its split.
     type Row = (u32, u32);
 
-    #[inline(always)]
     fn count(self) -> u32 {
         self.groups * G
     }
 
-    #[inline(always)]
     fn kv_head(self, _: u32) -> u32 {
         self.kv_head
     }
 
-    #[inline(always)]
     unsafe fn key(self, n: u32) -> u32 {
         // SAFETY: n is below the count.
         let first = unsafe { load_word(self.keys.add((n / G) as usize)) };
         (first + n % G).min(self.kv_len - 1)
     }
 
-    #[inline(always)]
     fn row(self, i: u32, end: u32) -> (u32, u32) {
         (i, end)
     }
 
-    #[inline(always)]
     unsafe fn sees(self, (i, end): (u32, u32), n: u32) -> bool {
         let at = n.min(end - 1) / G * self.q_len + i;
         // SAFETY: the group is below the split's end, so it is in the list.

@@ -95,15 +95,14 @@ struct Listed<const WARPS: u32> {
     d: u32,
 }
 
+#[inlined]
 impl<const WARPS: u32> Listed<WARPS> {
     /// The words of the item of block `y`.
-    #[inline(always)]
     fn item(self, y: u32) -> *const u32 {
         self.items.wrapping_add(((self.first_item + y) * ITEM_WORDS) as usize)
     }
 
     /// The batch entry, and the query head among those of the mask head, of block `x` along the grid's x.
-    #[inline(always)]
     fn batch_and_head(self, x: u32) -> [u32; 2] {
         let z = thread::block_idx_z();
         // SAFETY: the grid has a block, so there are query heads of a mask head.
@@ -112,7 +111,6 @@ impl<const WARPS: u32> Listed<WARPS> {
     }
 
     /// The words of a tile from word `word` on.
-    #[inline(always)]
     fn words(self, tile: u32, word: u32) -> *const u32 {
         self.tiles.wrapping_add((tile + word) as usize)
     }
@@ -121,7 +119,6 @@ impl<const WARPS: u32> Listed<WARPS> {
     ///
     /// # Safety
     /// As [`Work::sees`].
-    #[inline(always)]
     unsafe fn seen(self, place: Place, tile: u32) -> [u32; 4] {
         // SAFETY: the list has all tiles of the item, each on a 16-byte boundary.
         unsafe { load_4_words(self.words(tile, 4 + place.tid / 32 * 4)) }
@@ -129,11 +126,11 @@ impl<const WARPS: u32> Listed<WARPS> {
 }
 
 /// A tile is identified by the index of its first word: tile numbers would have to be multiplied for each access.
+#[inlined]
 impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
     const STEP: u32 = tile_words(WARPS);
     const LISTED: bool = true;
 
-    #[inline(always)]
     fn place(self) -> Place {
         let [_, x, y] = read_indices();
         let tid = thread_index::<WARPS>();
@@ -143,13 +140,11 @@ impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
         Place::new(tid, batch, head * self.sharing + of_mask, first)
     }
 
-    #[inline(always)]
     fn begin(self) -> u32 {
         // SAFETY: the block's own item.
         unsafe { load_word(self.item(thread::block_idx_y()).add(2)) * Self::STEP }
     }
 
-    #[inline(always)]
     fn end(self) -> u32 {
         let [_, _, y] = read_indices();
         // SAFETY: the block's own item.
@@ -157,24 +152,20 @@ impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
         (start + tiles) * Self::STEP
     }
 
-    #[inline(always)]
     fn keys(self, _: u32) -> u32 {
         16 * KEYS as u32
     }
 
-    #[inline(always)]
     unsafe fn key(self, tile: u32, row: u32) -> u32 {
         // SAFETY: the list has one tile after the last; rows are below 16 KEYS.
         unsafe { load_word_at(self.tiles, tile + row / 16 % KEYS as u32) + row % 16 }
     }
 
-    #[inline(always)]
     unsafe fn key_of_group(self, tile: u32, group: u32, row: u32) -> u32 {
         // SAFETY: the list has one tile after the last, each on a 16-byte boundary; a tile has four groups.
         unsafe { load_4_words(self.words(tile, 0))[group as usize % 4] + row }
     }
 
-    #[inline(always)]
     unsafe fn sees(self, place: Place, tile: u32) -> bool {
         if WARPS == 1 {
             return true; // it is the warp's own list
@@ -184,7 +175,6 @@ impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
         a | b | c | d != 0
     }
 
-    #[inline(always)]
     unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
         // SAFETY: the block has this tile; a pattern has a byte for each lane.
         unsafe {
@@ -210,7 +200,6 @@ impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
         }
     }
 
-    #[inline(always)]
     unsafe fn partial(self) -> Option<*mut f32> {
         let [_, x, y] = read_indices();
         // SAFETY: the block's own item.

@@ -1,143 +1,117 @@
 //! Comparisons, selections, conversions.
 
-use super::super::PtxError;
 use super::super::inst::*;
-use super::super::operand::{Arg, Body};
-use super::{Mods, Ty, logic};
+use super::super::operand::Arg;
+use super::{Decoder, Result, Ty};
 use crate::counters::Class;
 
-impl<'a> Body<'a, '_> {
-    pub(super) fn compare(
-        &mut self,
-        base: &str,
-        m: &mut Mods<'a>,
-        args: &[Arg<'a>],
-        i: &mut Inst,
-    ) -> Result<(), PtxError> {
-        match base {
+impl Decoder<'_, '_, '_> {
+    pub(super) fn compare(&mut self) -> Result<()> {
+        match self.base {
             "selp" => {
-                let ty = self.ty(m)?;
+                let ty = self.ty()?;
                 let bits = ty.bits();
-                self.count(args, 4..=4)?;
+                self.count(4..=4)?;
                 if !matches!(bits, 16 | 32 | 64) {
                     return self.err("16, 32 or 64 bits are expected");
                 }
-                i.class = if ty.float() { Class::Fp32 } else { Class::Int };
-                self.regular(&args[..3], 3, bits, ty.float(), i)?;
-                i.c = self.pred(&args[3])?;
-                i.op = if bits == 64 { Op::Sel64 } else { Op::Sel32 };
+                self.i.class = if ty.float() { Class::Fp32 } else { Class::Int };
+                self.leading(bits, &[bits; 2], ty.float())?;
+                self.i.c = self.pred(3)?;
+                self.i.op = if bits == 64 { Op::Sel64 } else { Op::Sel32 };
                 Ok(())
             }
             "slct" => {
-                let ftz = m.take("ftz");
-                let (dt, ct) = (self.ty(m)?, self.ty(m)?);
-                self.count(args, 4..=4)?;
+                let ftz = self.take("ftz");
+                let (dt, ct) = (self.ty()?, self.ty()?);
+                self.count(4..=4)?;
                 if !matches!(dt.bits(), 16 | 32 | 64) || !matches!(ct, Ty::S(32) | Ty::F(32)) {
                     return self.err("slct does not exist for these types");
                 }
-                i.class = Class::Int;
-                self.regular(&args[..3], 3, dt.bits(), dt.float(), i)?;
-                i.c = self.src(&args[3], 32, ct.float())?;
-                i.op = Op::Slct { wide: dt.bits() == 64, float: ct.float(), ftz };
+                self.i.class = Class::Int;
+                self.leading(dt.bits(), &[dt.bits(); 2], dt.float())?;
+                self.i.c = self.body.src(&self.args[3], 32, ct.float())?;
+                self.i.op = Op::Slct { wide: dt.bits() == 64, float: ct.float(), ftz };
                 Ok(())
             }
             "testp" => {
-                let kind = m.first(|s| {
-                    Some(match s {
-                        "finite" => Testp::Finite,
-                        "infinite" => Testp::Infinite,
-                        "number" => Testp::Number,
-                        "notanumber" => Testp::NotANumber,
-                        "normal" => Testp::Normal,
-                        "subnormal" => Testp::Subnormal,
-                        _ => return None,
-                    })
-                });
-                let (Some(kind), Ty::F(bits @ (32 | 64))) = (kind, self.ty(m)?) else {
+                let (Some(kind), Ty::F(bits @ (32 | 64))) = (self.first(Testp::word), self.ty()?) else {
                     return self.err("the form is testp.<property>.f32 or .f64");
                 };
-                self.count(args, 2..=2)?;
-                i.class = Class::Fp32;
-                i.d = self.pred_dst(&args[0])?;
-                i.a = self.src(&args[1], bits, true)?;
-                i.op = Op::Testp { kind, wide: bits == 64 };
+                self.count(2..=2)?;
+                self.i.class = Class::Fp32;
+                self.pred_dst()?;
+                self.i.a = self.body.src(&self.args[1], bits, true)?;
+                self.i.op = Op::Testp { kind, wide: bits == 64 };
                 Ok(())
             }
             "copysign" => {
-                let Ty::F(bits @ (32 | 64)) = self.ty(m)? else { return self.err("f32 or f64 is expected") };
-                i.class = Class::Fp32;
-                i.op = Op::Copysign { wide: bits == 64 };
-                self.regular(args, 3, bits, true, i)
+                let Ty::F(bits @ (32 | 64)) = self.ty()? else { return self.err("f32 or f64 is expected") };
+                self.i.class = Class::Fp32;
+                self.i.op = Op::Copysign { wide: bits == 64 };
+                self.regular(3, bits, true)
             }
-            _ => {
-                let Some((cmp, unsigned)) = m.first(cmp) else {
-                    return self.err("the comparison is missing");
-                };
-                let logic = m.first(logic);
-                let ftz = m.take("ftz");
-                let float_dst = if base == "set" {
-                    match self.ty(m)? {
-                        Ty::U(32) | Ty::S(32) => false,
-                        Ty::F(32) => true,
-                        _ => return self.err("the result of set is u32, s32 or f32"),
-                    }
-                } else {
-                    false
-                };
-                let ty = self.ty(m)?;
-                let (Some(num), 16..=64) = (ty.num(), ty.bits()) else {
-                    return self.err("this type has no comparison");
-                };
-                if num.float() && unsigned
-                    || !num.float()
-                        && !matches!(cmp, Cmp::Eq | Cmp::Ne | Cmp::Lt | Cmp::Le | Cmp::Gt | Cmp::Ge)
-                    || unsigned && !matches!(ty, Ty::U(_))
-                    || matches!(ty, Ty::B(_)) && !matches!(cmp, Cmp::Eq | Cmp::Ne)
-                {
-                    return self.err("this comparison does not exist for the type");
-                }
-                let n = 3 + logic.is_some() as usize;
-                self.count(args, n..=n)?;
-                i.class = match num {
-                    Num::F64 => Class::Fp64,
-                    Num::F32 => Class::Fp32,
-                    Num::F16 => Class::Fp16,
-                    _ => Class::Int,
-                };
-                i.a = self.src(&args[1], ty.bits(), ty.float() && ty.bits() > 16)?;
-                i.b = self.src(&args[2], ty.bits(), ty.float() && ty.bits() > 16)?;
-                if logic.is_some() {
-                    i.c = self.pred(&args[3])?;
-                }
-                if base == "set" {
-                    i.d = self.dst(&args[0], 32)?;
-                    i.op = Op::Set { cmp, ty: num, logic, ftz, float_dst };
-                } else {
-                    match args[0] {
-                        Arg::Pair(p, q) => {
-                            i.d = self.pred_dst(&Arg::Word(p))?;
-                            i.e = self.pred_dst(&Arg::Word(q))?;
-                        }
-                        _ => i.d = self.pred_dst(&args[0])?,
-                    }
-                    i.op = Op::Setp { cmp, ty: num, logic, ftz };
-                }
-                Ok(())
-            }
+            _ => self.comparison(self.base == "set"),
         }
     }
 
-    pub(super) fn cvt(&mut self, m: &mut Mods<'a>, args: &[Arg<'a>], i: &mut Inst) -> Result<(), PtxError> {
-        let int_round = m.first(|s| match s {
-            "rni" => Some(Round::Near),
-            "rzi" => Some(Round::Zero),
-            "rmi" => Some(Round::Down),
-            "rpi" => Some(Round::Up),
-            _ => None,
-        });
-        let round = m.round();
-        let (ftz, sat) = (m.take("ftz"), m.take("sat"));
-        let (dt, st) = (self.ty(m)?, self.ty(m)?);
+    /// `setp`, or `set` with a number as the result.
+    fn comparison(&mut self, set: bool) -> Result<()> {
+        let (cmp, unsigned) = self.need(cmp, "the comparison is missing")?;
+        let logic = self.first(Logic::word);
+        let ftz = self.take("ftz");
+        let result = if set { self.ty()? } else { Ty::U(32) };
+        let float_dst = match result {
+            Ty::U(32) | Ty::S(32) => false,
+            Ty::F(32) => true,
+            _ => return self.err("the result of set is u32, s32 or f32"),
+        };
+        let ty = self.ty()?;
+        let bits = ty.bits();
+        let (Some(num), 16..=64) = (ty.num(), bits) else {
+            return self.err("this type has no comparison");
+        };
+        let ordered = matches!(cmp, Cmp::Eq | Cmp::Ne | Cmp::Lt | Cmp::Le | Cmp::Gt | Cmp::Ge);
+        if !num.float() && !ordered
+            || unsigned && !matches!(ty, Ty::U(_))
+            || matches!(ty, Ty::B(_)) && !matches!(cmp, Cmp::Eq | Cmp::Ne)
+        {
+            return self.err("this comparison does not exist for the type");
+        }
+        let n = 3 + logic.is_some() as usize;
+        self.count(n..=n)?;
+        self.i.class = match num {
+            Num::F64 => Class::Fp64,
+            Num::F32 => Class::Fp32,
+            Num::F16 => Class::Fp16,
+            _ => Class::Int,
+        };
+        let float = ty.float() && bits > 16;
+        self.i.a = self.body.src(&self.args[1], bits, float)?;
+        self.i.b = self.body.src(&self.args[2], bits, float)?;
+        if logic.is_some() {
+            self.i.c = self.pred(3)?;
+        }
+        if set {
+            self.i.op = Op::Set { cmp, ty: num, logic, ftz, float_dst };
+            return self.dst(32);
+        }
+        self.i.op = Op::Setp { cmp, ty: num, logic, ftz };
+        match self.args[0] {
+            Arg::Pair(p, q) => {
+                self.i.d = self.body.pred_dst(&Arg::Word(p))?;
+                self.i.e = self.body.pred_dst(&Arg::Word(q))?;
+                Ok(())
+            }
+            _ => self.pred_dst(),
+        }
+    }
+
+    pub(super) fn cvt(&mut self) -> Result<()> {
+        let int_round = self.first(|s| Round::word(s.strip_suffix('i')?));
+        let round = self.first(Round::word);
+        let (ftz, sat) = (self.take("ftz"), self.take("sat"));
+        let (dt, st) = (self.ty()?, self.ty()?);
         let (Some(to), Some(from)) = (dt.num(), st.num()) else {
             return self.err("this conversion does not exist");
         };
@@ -156,42 +130,29 @@ impl<'a> Body<'a, '_> {
         if ftz && to != Num::F32 && from != Num::F32 {
             return self.err(".ftz is for f32");
         }
-        self.count(args, 2..=2)?;
-        let (d, to_wide) = self.dst_any(&args[0], to.bits())?;
-        let (a, from_wide) = self.src_any(&args[1], from.bits(), from.float() && from != Num::F16)?;
-        (i.d, i.a) = (d, a);
-        i.class = match (to, from) {
+        self.count(2..=2)?;
+        let (d, to_wide) = self.body.dst_any(&self.args[0], to.bits())?;
+        let float = from.float() && from != Num::F16;
+        let (a, from_wide) = self.body.src_any(&self.args[1], from.bits(), float)?;
+        (self.i.d, self.i.a) = (d, a);
+        self.i.class = match (to, from) {
             (Num::F64, _) | (_, Num::F64) => Class::Fp64,
             _ if to.float() || from.float() => Class::Convert,
             _ => Class::Int,
         };
-        let round = int_round.or(round).unwrap_or(Round::Near);
-        i.op = Op::Cvt(CvtMode { to, from, round, int: int_round.is_some(), sat, ftz, to_wide, from_wide });
+        let (round, int) = (int_round.or(round).unwrap_or(Round::Near), int_round.is_some());
+        self.i.op = Op::Cvt(CvtMode { to, from, round, int, sat, ftz, to_wide, from_wide });
         Ok(())
     }
 }
 
+/// A comparison, and whether its spelling is for unsigned numbers alone.
 fn cmp(s: &str) -> Option<(Cmp, bool)> {
-    Some(match s {
-        "eq" => (Cmp::Eq, false),
-        "ne" => (Cmp::Ne, false),
-        "lt" => (Cmp::Lt, false),
-        "le" => (Cmp::Le, false),
-        "gt" => (Cmp::Gt, false),
-        "ge" => (Cmp::Ge, false),
-        // The unsigned spellings.
-        "lo" => (Cmp::Lt, true),
-        "ls" => (Cmp::Le, true),
-        "hi" => (Cmp::Gt, true),
-        "hs" => (Cmp::Ge, true),
-        "equ" => (Cmp::Equ, false),
-        "neu" => (Cmp::Neu, false),
-        "ltu" => (Cmp::Ltu, false),
-        "leu" => (Cmp::Leu, false),
-        "gtu" => (Cmp::Gtu, false),
-        "geu" => (Cmp::Geu, false),
-        "num" => (Cmp::Num, false),
-        "nan" => (Cmp::Nan, false),
-        _ => return None,
-    })
+    match s {
+        "lo" => Some((Cmp::Lt, true)),
+        "ls" => Some((Cmp::Le, true)),
+        "hi" => Some((Cmp::Gt, true)),
+        "hs" => Some((Cmp::Ge, true)),
+        _ => Cmp::word(s).map(|cmp| (cmp, false)),
+    }
 }

@@ -1,190 +1,145 @@
 //! Exchange between lanes, barriers, branches, calls.
 
-use super::super::PtxError;
 use super::super::inst::*;
 use super::super::operand::{Arg, Body, Name, Width};
-use super::{Mods, Ty};
+use super::{Decoder, Result, Ty};
 use crate::counters::Class;
 
-impl<'a> Body<'a, '_> {
-    pub(super) fn warp(
-        &mut self,
-        base: &str,
-        m: &mut Mods<'a>,
-        args: &[Arg<'a>],
-        i: &mut Inst,
-    ) -> Result<(), PtxError> {
-        match base {
+impl Decoder<'_, '_, '_> {
+    pub(super) fn warp(&mut self) -> Result<()> {
+        match self.base {
             "shfl" => {
-                let sync = m.take("sync");
-                let mode = m.first(|s| {
-                    Some(match s {
-                        "up" => Shfl::Up,
-                        "down" => Shfl::Down,
-                        "bfly" => Shfl::Bfly,
-                        "idx" => Shfl::Idx,
-                        _ => return None,
-                    })
-                });
-                let (Some(mode), Ty::B(32)) = (mode, self.ty(m)?) else {
+                let sync = self.take("sync");
+                let (Some(mode), Ty::B(32)) = (self.first(Shfl::word), self.ty()?) else {
                     return self.err("the form is shfl{.sync}.<mode>.b32");
                 };
                 let n = 4 + sync as usize;
-                self.count(args, n..=n)?;
-                match args[0] {
+                self.count(n..=n)?;
+                match self.args[0] {
                     Arg::Pair(d, p) => {
-                        i.d = self.dst(&Arg::Word(d), 32)?;
-                        i.e = self.pred_dst(&Arg::Word(p))?;
+                        self.i.d = self.body.dst(&Arg::Word(d), 32)?;
+                        self.i.e = self.body.pred_dst(&Arg::Word(p))?;
                     }
-                    _ => i.d = self.dst(&args[0], 32)?,
+                    _ => self.dst(32)?,
                 }
-                i.a = self.src(&args[1], 32, false)?;
-                i.b = self.src(&args[2], 32, false)?;
-                i.c = self.src(&args[3], 32, false)?;
-                i.imm = if sync { self.src(&args[4], 32, false)? as i64 } else { -1 };
-                i.class = Class::Shuffle;
-                i.op = Op::Shfl { mode, sync };
-                Ok(())
+                self.i.a = self.src(1, 32)?;
+                self.i.b = self.src(2, 32)?;
+                self.i.c = self.src(3, 32)?;
+                self.i.class = Class::Shuffle;
+                self.i.op = Op::Shfl { mode, sync };
+                self.lanes(4, sync)
             }
             "vote" => {
-                let sync = m.take("sync");
-                let mode = m.first(|s| {
-                    Some(match s {
-                        "all" => Vote::All,
-                        "any" => Vote::Any,
-                        "uni" => Vote::Uni,
-                        "ballot" => Vote::Ballot,
-                        _ => return None,
-                    })
-                });
-                let Some(mode) = mode else { return self.err("the vote's mode is missing") };
-                let want = if mode == Vote::Ballot { Ty::B(32) } else { Ty::Pred };
-                if self.ty(m)? != want {
+                let sync = self.take("sync");
+                let mode = self.need(Vote::word, "the vote's mode is missing")?;
+                let ballot = mode == Vote::Ballot;
+                if self.ty()? != if ballot { Ty::B(32) } else { Ty::Pred } {
                     return self.err("the type does not fit the vote");
                 }
                 let n = 2 + sync as usize;
-                self.count(args, n..=n)?;
-                i.d = if mode == Vote::Ballot { self.dst(&args[0], 32)? } else { self.pred_dst(&args[0])? };
-                i.a = self.pred(&args[1])?;
-                i.imm = if sync { self.src(&args[2], 32, false)? as i64 } else { -1 };
-                i.class = Class::Vote;
-                i.op = Op::Vote { mode, sync };
-                Ok(())
+                self.count(n..=n)?;
+                if ballot {
+                    self.dst(32)?
+                } else {
+                    self.pred_dst()?
+                }
+                self.i.a = self.pred(1)?;
+                self.i.class = Class::Vote;
+                self.i.op = Op::Vote { mode, sync };
+                self.lanes(2, sync)
             }
             "activemask" => {
-                self.count(args, 1..=1)?;
-                if self.ty(m)? != Ty::B(32) {
-                    return self.err("the type is b32");
-                }
-                i.d = self.dst(&args[0], 32)?;
-                i.class = Class::Vote;
-                i.op = Op::Activemask;
-                Ok(())
+                self.i.class = Class::Vote;
+                self.i.op = Op::Activemask;
+                self.b32()?;
+                self.operands(32, &[])
             }
             "membar" => {
-                if !["cta", "gl", "sys"].iter().any(|s| m.take(s)) {
-                    return self.err("the level is missing");
-                }
-                i.op = Op::Fence;
-                Ok(())
+                self.i.op = Op::Fence;
+                if self.take_one(&["cta", "gl", "sys"]) { Ok(()) } else { self.err("the level is missing") }
             }
-            _ => {
-                m.take("cta");
-                i.class = Class::Barrier;
-                if m.take("warp") {
-                    if !m.take("sync") {
-                        return self.err("the form is bar.warp.sync");
-                    }
-                    self.count(args, 1..=1)?;
-                    i.class = Class::Other;
-                    i.imm = self.src(&args[0], 32, false)? as i64;
-                    i.op = Op::WarpSync;
-                    return Ok(());
-                }
-                m.take("aligned");
-                if m.take("sync") {
-                    self.count(args, 1..=2)?;
-                    i.op = Op::Bar { red: BarRed::None, arrive: false };
-                } else if m.take("arrive") {
-                    self.count(args, 2..=2)?;
-                    i.op = Op::Bar { red: BarRed::None, arrive: true };
-                } else if m.take("red") {
-                    self.count(args, 3..=4)?;
-                    let op = m.first(|s| {
-                        Some(match s {
-                            "popc" => BarRed::Popc,
-                            "and" => BarRed::And,
-                            "or" => BarRed::Or,
-                            _ => return None,
-                        })
-                    });
-                    let Some(red) = op else { return self.err("the reduction is missing") };
-                    match (red, self.ty(m)?) {
-                        (BarRed::Popc, Ty::U(32)) => i.d = self.dst(&args[0], 32)?,
-                        (BarRed::And | BarRed::Or, Ty::Pred) => i.d = self.pred_dst(&args[0])?,
-                        _ => return self.err("the type does not fit the reduction"),
-                    }
-                    i.a = self.src(&args[1], 32, false)?;
-                    if args.len() == 4 {
-                        i.b = self.src(&args[2], 32, false)?;
-                    }
-                    i.c = self.pred(&args[args.len() - 1])?;
-                    i.op = Op::Bar { red, arrive: false };
-                    return Ok(());
-                } else {
-                    return self.err("the form is bar.sync, bar.arrive or bar.red");
-                }
-                i.a = self.src(&args[0], 32, false)?;
-                if args.len() == 2 {
-                    i.b = self.src(&args[1], 32, false)?;
-                }
-                Ok(())
-            }
+            _ => self.barrier(),
         }
     }
 
-    pub(super) fn control(
-        &mut self,
-        base: &str,
-        m: &mut Mods<'a>,
-        args: &[Arg<'a>],
-        i: &mut Inst,
-    ) -> Result<(), PtxError> {
-        i.class = Class::Control;
-        m.take("uni");
-        match base {
+    fn barrier(&mut self) -> Result<()> {
+        self.take("cta");
+        if self.take("warp") {
+            if !self.take("sync") {
+                return self.err("the form is bar.warp.sync");
+            }
+            self.count(1..=1)?;
+            self.i.op = Op::WarpSync;
+            return self.lanes(0, true);
+        }
+        self.i.class = Class::Barrier;
+        self.take("aligned");
+        let mut red = BarRed::None;
+        let arrive = self.mods.contains(&"arrive");
+        if self.take("sync") {
+            self.count(1..=2)?;
+        } else if self.take("arrive") {
+            self.count(2..=2)?;
+        } else if self.take("red") {
+            self.count(3..=4)?;
+            red = self.need(BarRed::word, "the reduction is missing")?;
+            match (red, self.ty()?) {
+                (BarRed::Popc, Ty::U(32)) => self.dst(32)?,
+                (BarRed::And | BarRed::Or, Ty::Pred) => self.pred_dst()?,
+                _ => return self.err("the type does not fit the reduction"),
+            }
+            self.i.c = self.pred(self.args.len() - 1)?;
+        } else {
+            return self.err("the form is bar.sync, bar.arrive or bar.red");
+        }
+        self.i.op = Op::Bar { red, arrive };
+        // the barrier, and how many threads, before a reduction's predicate and after its result
+        let (first, end) = match red {
+            BarRed::None => (0, self.args.len()),
+            _ => (1, self.args.len() - 1),
+        };
+        self.i.a = self.src(first, 32)?;
+        if end - first == 2 {
+            self.i.b = self.src(first + 1, 32)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn control(&mut self) -> Result<()> {
+        self.i.class = Class::Control;
+        self.take("uni");
+        let (at, line) = (self.body.f.code.len(), self.body.line);
+        match self.base {
             "bra" => {
-                self.count(args, 1..=1)?;
-                let Arg::Word(label) = args[0] else { return self.err("a label is expected") };
-                i.op = Op::Bra;
-                let (at, line) = (self.f.code.len(), self.line);
-                self.scope().pending.push((at, label, line));
-                Ok(())
+                self.count(1..=1)?;
+                let Arg::Word(label) = self.args[0] else { return self.err("a label is expected") };
+                self.i.op = Op::Bra;
+                self.body.scope().pending.push((at, label, line));
             }
             "brx" => {
-                self.count(args, 2..=2)?;
-                let (true, Arg::Word(table)) = (m.take("idx"), &args[1]) else {
+                self.count(2..=2)?;
+                let (true, Arg::Word(table)) = (self.take("idx"), &self.args[1]) else {
                     return self.err("the form is brx.idx index, table");
                 };
-                i.a = self.src(&args[0], 32, false)?;
-                i.op = Op::Brx;
-                let (at, line) = (self.f.code.len(), self.line);
-                self.scope().pending_tables.push((at, table, line));
-                Ok(())
+                self.i.a = self.src(0, 32)?;
+                self.i.op = Op::Brx;
+                self.body.scope().pending_tables.push((at, table, line));
             }
-            _ => {
-                self.count(args, 0..=(base == "pmevent") as usize)?;
-                i.op = match base {
+            base => {
+                self.count(0..=(base == "pmevent") as usize)?;
+                self.i.op = match base {
                     "ret" => Op::Ret,
                     "exit" => Op::Exit,
                     "trap" => Op::Trap,
                     _ => Op::Nop,
                 };
-                Ok(())
             }
         }
+        Ok(())
     }
+}
 
+impl<'a> Body<'a, '_> {
     /// `call{.uni} (ret), callee, (args)`; `signature` gives a function's formal parameters and results.
     pub(in crate::ptx) fn call(
         &mut self,
@@ -193,7 +148,7 @@ impl<'a> Body<'a, '_> {
         callee: &'a str,
         args: &[Arg<'a>],
         signature: impl Fn(u32) -> (Vec<(u32, u32)>, Vec<(u32, u32)>),
-    ) -> Result<(), PtxError> {
+    ) -> Result<()> {
         let Some(Name::Function(id)) = self.lookup(callee) else {
             return self.err(format!("call of `{callee}`: only calls of declared functions are supported"));
         };
@@ -229,18 +184,7 @@ impl<'a> Body<'a, '_> {
         }
         let imm = self.f.calls.len() as i64;
         self.f.calls.push(site);
-        self.f.code.push(Inst {
-            op: Op::Call,
-            class: Class::Control,
-            guard,
-            d: NONE,
-            e: NONE,
-            a: NONE,
-            b: NONE,
-            c: NONE,
-            imm,
-            line: self.line,
-        });
+        self.f.code.push(Inst { imm, ..Inst::new(Op::Call, Class::Control, guard, self.line) });
         Ok(())
     }
 }

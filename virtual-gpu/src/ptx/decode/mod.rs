@@ -9,10 +9,14 @@ mod control;
 mod integer;
 mod memory;
 
+use std::ops::RangeInclusive;
+
 use super::PtxError;
 use super::inst::*;
 use super::operand::{Arg, Body};
 use crate::counters::Class;
+
+type Result<T> = std::result::Result<T, PtxError>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ty {
@@ -26,20 +30,17 @@ enum Ty {
 
 impl Ty {
     fn parse(s: &str) -> Option<Self> {
-        Some(match s {
-            "pred" => Ty::Pred,
-            "f16x2" => Ty::F16x2,
-            _ => {
-                let bits: u32 = s.get(1..)?.parse().ok()?;
-                match (s.as_bytes()[0], bits) {
-                    (b'b', 8 | 16 | 32 | 64) => Ty::B(bits),
-                    (b'u', 8 | 16 | 32 | 64) => Ty::U(bits),
-                    (b's', 8 | 16 | 32 | 64) => Ty::S(bits),
-                    (b'f', 16 | 32 | 64) => Ty::F(bits),
-                    _ => return None,
-                }
-            }
-        })
+        let kind = match (s, s.bytes().next()?) {
+            ("pred", _) => return Some(Ty::Pred),
+            ("f16x2", _) => return Some(Ty::F16x2),
+            (_, b'b') => Ty::B,
+            (_, b'u') => Ty::U,
+            (_, b's') => Ty::S,
+            (_, b'f') => Ty::F,
+            _ => return None,
+        };
+        let ty = kind(s[1..].parse().ok()?);
+        ty.num().map(|_| ty)
     }
 
     fn bits(self) -> u32 {
@@ -94,82 +95,30 @@ impl Ty {
     }
 }
 
-/// The dotted parts of an opcode that are not consumed yet.
-struct Mods<'a> {
-    parts: Vec<&'a str>,
-}
-
-impl<'a> Mods<'a> {
-    fn take(&mut self, m: &str) -> bool {
-        match self.parts.iter().position(|&p| p == m) {
-            Some(i) => {
-                self.parts.remove(i);
-                true
-            }
-            None => false,
-        }
-    }
-
-    fn first<T>(&mut self, f: impl Fn(&str) -> Option<T>) -> Option<T> {
-        let i = self.parts.iter().position(|&p| f(p).is_some())?;
-        f(self.parts.remove(i))
-    }
-
-    fn round(&mut self) -> Option<Round> {
-        self.first(|m| match m {
-            "rn" => Some(Round::Near),
-            "rz" => Some(Round::Zero),
-            "rm" => Some(Round::Down),
-            "rp" => Some(Round::Up),
-            _ => None,
-        })
-    }
-}
-
+/// The architecture that an instruction is from, if it is newer than sm_61.
 fn newer(base: &str, mods: &[&str]) -> Option<&'static str> {
+    let any = |words: &str| mods.iter().any(|m| words.split(' ').any(|word| word == *m));
+    let half = mods.iter().any(|m| m.starts_with("f16"));
     Some(match base {
-        "nanosleep" | "match" | "wmma" | "fence" | "bmsk" | "szext" => "sm_70",
+        "nanosleep" | "match" | "wmma" | "fence" | "bmsk" | "szext" | "mma" => "sm_70",
         "ldmatrix" | "tanh" => "sm_75",
-        "mma" => "sm_70",
-        "redux" | "mbarrier" | "createpolicy" | "discard" | "applypriority" | "stmatrix" => "sm_80",
-        "elect"
-        | "wgmma"
-        | "griddepcontrol"
-        | "setmaxnreg"
-        | "mapa"
-        | "getctarank"
-        | "multimem"
-        | "tensormap"
-        | "clusterlaunchcontrol" => "sm_90",
+        "redux" | "mbarrier" | "createpolicy" | "discard" | "applypriority" | "stmatrix" | "cp" => "sm_80",
+        "elect" | "wgmma" | "griddepcontrol" | "setmaxnreg" | "mapa" | "getctarank" => "sm_90",
+        "multimem" | "tensormap" | "clusterlaunchcontrol" => "sm_90",
         "tcgen05" => "sm_100",
-        "cp" => "sm_80",
-        _ if mods.iter().any(|m| matches!(*m, "bf16" | "bf16x2" | "tf32" | "NaN" | "xorsign")) => "sm_80",
-        _ if mods
-            .iter()
-            .any(|m| matches!(*m, "relaxed" | "acquire" | "release" | "acq_rel" | "sc" | "mmio")) =>
-        {
-            "sm_70"
-        }
-        _ if mods.iter().any(|m| matches!(*m, "e4m3x2" | "e5m2x2" | "cluster" | "b128")) => "sm_89",
-        "ex2" if mods.iter().any(|m| m.starts_with("f16")) => "sm_75",
-        "min" | "max" | "abs" if mods.iter().any(|m| m.starts_with("f16")) => "sm_80",
-        "atom" | "red" if mods.iter().any(|m| matches!(*m, "b16" | "f16")) => "sm_70",
-        _ => return None,
-    })
-}
-
-fn logic(s: &str) -> Option<Logic> {
-    Some(match s {
-        "and" => Logic::And,
-        "or" => Logic::Or,
-        "xor" => Logic::Xor,
+        _ if any("bf16 bf16x2 tf32 NaN xorsign") => "sm_80",
+        _ if any("relaxed acquire release acq_rel sc mmio") => "sm_70",
+        _ if any("e4m3x2 e5m2x2 cluster b128") => "sm_89",
+        "ex2" if half => "sm_75",
+        "min" | "max" | "abs" if half => "sm_80",
+        "atom" | "red" if any("b16 f16") => "sm_70",
         _ => return None,
     })
 }
 
 impl<'a> Body<'a, '_> {
     /// Refuses an instruction by its name alone, before its operands, which may have forms of their own.
-    pub(in crate::ptx) fn admit(&self, opcode: &str) -> Result<(), PtxError> {
+    pub(in crate::ptx) fn admit(&self, opcode: &str) -> Result<()> {
         let mut parts = opcode.split('.');
         let base = parts.next().unwrap_or("");
         if let Some(arch) = newer(base, &parts.collect::<Vec<_>>()) {
@@ -187,99 +136,155 @@ impl<'a> Body<'a, '_> {
         guard: Row,
         opcode: &'a str,
         args: &[Arg<'a>],
-    ) -> Result<(), PtxError> {
+    ) -> Result<()> {
         let mut parts = opcode.split('.');
         let base = parts.next().unwrap_or("");
-        let mut mods = Mods { parts: parts.collect() };
-        let mut inst = Inst {
-            op: Op::Nop,
-            class: Class::Other,
-            guard,
-            d: NONE,
-            e: NONE,
-            a: NONE,
-            b: NONE,
-            c: NONE,
-            imm: 0,
-            line: self.line,
-        };
-        self.decode(base, &mut mods, args, &mut inst).map_err(|mut e| {
+        let i = Inst::new(Op::Nop, Class::Other, guard, self.line);
+        let mut decoder = Decoder { base, mods: parts.collect(), args, i, body: self };
+        decoder.decode().map_err(|mut e| {
             e.reason = format!("`{opcode}`: {}", e.reason);
             e
         })?;
-        if !mods.parts.is_empty() {
-            return self
-                .err(format!("`{opcode}`: modifier .{} is not supported here", mods.parts.join(" .")));
+        let Decoder { i, mods, .. } = decoder;
+        if !mods.is_empty() {
+            return self.err(format!("`{opcode}`: modifier .{} is not supported here", mods.join(" .")));
         }
-        self.f.code.push(inst);
+        self.f.code.push(i);
         Ok(())
     }
+}
 
-    fn count(&self, args: &[Arg<'a>], n: impl std::ops::RangeBounds<usize>) -> Result<(), PtxError> {
-        if n.contains(&args.len()) { Ok(()) } else { self.err(format!("{} operands do not fit", args.len())) }
+/// An instruction whose modifiers and operands are being consumed.
+struct Decoder<'a, 'm, 'b> {
+    /// The opcode before its first dot, and the dotted parts that are not consumed yet.
+    base: &'a str,
+    mods: Vec<&'a str>,
+    args: &'b [Arg<'a>],
+    i: Inst,
+    body: &'b mut Body<'a, 'm>,
+}
+
+impl<'a> Decoder<'a, '_, '_> {
+    fn err<T>(&self, reason: impl Into<String>) -> Result<T> {
+        self.body.err(reason)
     }
 
-    fn ty(&self, mods: &mut Mods<'a>) -> Result<Ty, PtxError> {
-        match mods.first(Ty::parse) {
-            Some(t) => Ok(t),
-            None => self.err("a type is missing"),
-        }
+    /// Consumes a modifier; whether it is there.
+    fn take(&mut self, m: &str) -> bool {
+        self.first(|part| (part == m).then_some(())).is_some()
     }
 
-    fn int_ty(&self, mods: &mut Mods<'a>) -> Result<IntTy, PtxError> {
-        match self.ty(mods)?.int() {
-            Some(t) => Ok(t),
+    /// Consumes the first of these modifiers that is there.
+    fn take_one(&mut self, words: &[&str]) -> bool {
+        words.iter().any(|word| self.take(word))
+    }
+
+    /// Consumes the first modifier that means something here.
+    fn first<T>(&mut self, meaning: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let (at, meaning) = self.mods.iter().enumerate().find_map(|(at, m)| Some((at, meaning(m)?)))?;
+        self.mods.remove(at);
+        Some(meaning)
+    }
+
+    /// As [`first`](Self::first); an error if there is none.
+    fn need<T>(&mut self, meaning: impl Fn(&str) -> Option<T>, error: &str) -> Result<T> {
+        self.first(meaning).ok_or_else(|| PtxError::new(self.body.line, error))
+    }
+
+    fn ty(&mut self) -> Result<Ty> {
+        self.need(Ty::parse, "a type is missing")
+    }
+
+    /// An integer type, and its bits.
+    fn int_ty(&mut self) -> Result<(IntTy, u32)> {
+        let ty = self.ty()?;
+        match ty.int() {
+            Some(t) => Ok((t, ty.bits())),
             None => self.err("an integer type is expected"),
         }
     }
 
-    /// d, a (, b (, c)) all of `bits`.
-    fn regular(
-        &mut self,
-        args: &[Arg<'a>],
-        n: usize,
-        bits: u32,
-        float: bool,
-        i: &mut Inst,
-    ) -> Result<(), PtxError> {
-        self.count(args, n..=n)?;
-        i.d = self.dst(&args[0], bits)?;
-        i.a = self.src(&args[1], bits, float)?;
-        if n > 2 {
-            i.b = self.src(&args[2], bits, float)?;
+    /// Consumes the type, which can only be b32.
+    fn b32(&mut self) -> Result<()> {
+        if self.ty()? == Ty::B(32) { Ok(()) } else { self.err("the type is b32") }
+    }
+
+    fn count(&self, n: RangeInclusive<usize>) -> Result<()> {
+        match self.args.len() {
+            found if n.contains(&found) => Ok(()),
+            found => self.err(format!("{found} operands do not fit")),
         }
-        if n > 3 {
-            i.c = self.src(&args[3], bits, float)?;
+    }
+
+    /// Operand `n` as a source.
+    fn src(&mut self, n: usize, bits: u32) -> Result<Row> {
+        self.body.src(&self.args[n], bits, false)
+    }
+
+    fn pred(&mut self, n: usize) -> Result<Row> {
+        self.body.pred(&self.args[n])
+    }
+
+    /// Operand 0 as the destination.
+    fn dst(&mut self, bits: u32) -> Result<()> {
+        self.i.d = self.body.dst(&self.args[0], bits)?;
+        Ok(())
+    }
+
+    fn pred_dst(&mut self) -> Result<()> {
+        self.i.d = self.body.pred_dst(&self.args[0])?;
+        Ok(())
+    }
+
+    /// The lanes that a `.sync` names in operand `n`.
+    fn lanes(&mut self, n: usize, sync: bool) -> Result<()> {
+        self.i.imm = if sync { self.src(n, 32)? as i64 } else { -1 };
+        Ok(())
+    }
+
+    /// d and as many of a, b, c, e as there are `sources`, with these bits; all operands.
+    fn operands(&mut self, d: u32, sources: &[u32]) -> Result<()> {
+        self.count(sources.len() + 1..=sources.len() + 1)?;
+        self.leading(d, sources, false)
+    }
+
+    /// As [`operands`](Self::operands), of the leading operands.
+    fn leading(&mut self, d: u32, sources: &[u32], float: bool) -> Result<()> {
+        self.dst(d)?;
+        let Inst { a, b, c, e, .. } = &mut self.i;
+        for ((place, &bits), arg) in [a, b, c, e].into_iter().zip(sources).zip(&self.args[1..]) {
+            *place = self.body.src(arg, bits, float)?;
         }
         Ok(())
     }
 
-    fn decode(
-        &mut self,
-        base: &'a str,
-        m: &mut Mods<'a>,
-        args: &[Arg<'a>],
-        i: &mut Inst,
-    ) -> Result<(), PtxError> {
-        match base {
-            "mov" => self.mov(m, args, i),
+    /// d, a (, b (, c)) all of `bits`.
+    fn regular(&mut self, n: usize, bits: u32, float: bool) -> Result<()> {
+        self.count(n..=n)?;
+        self.leading(bits, &[bits; 3][..n - 1], float)
+    }
+
+    fn decode(&mut self) -> Result<()> {
+        match self.base {
+            "mov" => self.mov(),
             "add" | "sub" | "mul" | "div" | "min" | "max" | "neg" | "abs" | "mad" | "fma" => {
-                self.arithmetic(base, m, args, i)
+                self.arithmetic()
             }
-            "addc" | "subc" | "madc" => self.carry(base, m, args, i, true),
-            "sqrt" | "rcp" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2" => {
-                self.special_function(base, m, args, i)
+            "addc" | "subc" | "madc" => {
+                let ty = self.ty()?;
+                self.carry(ty, true)
             }
+            "sqrt" | "rcp" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2" => self.special_function(),
             "rem" | "mul24" | "mad24" | "sad" | "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr"
             | "shf" | "bfe" | "bfi" | "bfind" | "brev" | "clz" | "popc" | "prmt" | "lop3" | "dp4a"
-            | "dp2a" => self.integer(base, m, args, i),
-            "setp" | "set" | "selp" | "slct" | "testp" | "copysign" => self.compare(base, m, args, i),
-            "cvt" => self.cvt(m, args, i),
+            | "dp2a" => self.integer(),
+            "setp" | "set" | "selp" | "slct" | "testp" | "copysign" => self.compare(),
+            "cvt" => self.cvt(),
             "cvta" | "isspacep" | "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" => {
-                self.memory(base, m, args, i)
+                self.memory()
             }
-            "shfl" | "vote" | "activemask" | "bar" | "barrier" | "membar" => self.warp(base, m, args, i),
-            "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "pmevent" => self.control(base, m, args, i),
+            "shfl" | "vote" | "activemask" | "bar" | "barrier" | "membar" => self.warp(),
+            "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "pmevent" => self.control(),
             _ => self.err("unknown or unsupported instruction"),
         }
     }

@@ -5,7 +5,7 @@ use pascaline::quant::Format;
 
 /// How matrices of a type are stored on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum DeviceStorage {
     /// As floating-point numbers, in the type chosen for those.
     Plain,
     /// In the same format, bit for bit.
@@ -16,9 +16,9 @@ pub enum Kept {
     Converted(Format),
 }
 
-impl Kept {
+impl DeviceStorage {
     /// The storage of a type.
-    pub const fn of(ty: GgmlType) -> Self {
+    pub const fn from(ty: GgmlType) -> Self {
         match ty {
             GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => Self::Plain,
             GgmlType::Q8_0 => Self::AsIs(Format::Q8_0),

@@ -1,0 +1,162 @@
+//! Attention in all its forms.
+
+use super::Op;
+use super::call::{Call, into};
+use super::plain::near;
+use pascaline::kv::{KvFormat, KvTensor};
+use pascaline::ops::{self, Attention, HeadNorms, PAGE};
+use pascaline::{DType, Result};
+
+pub(super) const OPS: &[Op] = &[
+    ("attention", attention),
+    ("attention_backward", attention_backward),
+    ("attention_over", |call| cached(call, false)),
+    ("attention_cached", |call| cached(call, true)),
+    ("paged_attention", |call| paged(call, false)),
+    ("paged_attention_each", |call| paged(call, true)),
+    ("rope_append", rope_append),
+    ("block_mean", block_mean),
+];
+
+const FORMATS: [KvFormat; 5] =
+    [KvFormat::F32, KvFormat::F16, KvFormat::Float16(4), KvFormat::Float16(8), KvFormat::Q8_0];
+
+fn head_dim(call: &mut Call) -> usize {
+    call.pick(&[16, 24, 32, 64, 16, 128, 40, 12])
+}
+
+fn options(call: &mut Call) -> Attention {
+    Attention { scale: call.pick(&[None, Some(0.25), Some(0.0)]), causal: call.below(2) == 1 }
+}
+
+/// Dimensions of queries, and of keys and values.
+fn dims(call: &mut Call) -> [Vec<usize>; 2] {
+    let (dim, kv_heads, group) = (head_dim(call), 1 + call.below(3), 1 + call.below(3));
+    let (q_len, kv_len) = (call.size().min(17), call.size());
+    let batch = [&[][..], &[1], &[2]][call.below(3)];
+    let q = [batch, &[kv_heads * group, q_len, dim]].concat();
+    [q, [batch, &[kv_heads, kv_len, dim]].concat()]
+}
+
+fn attention(call: &mut Call) -> Result<()> {
+    let ([of_q, of_kv], options) = (dims(call), options(call));
+    let (dtype, kv) =
+        call.pick(&[(DType::F32, DType::F32), (DType::F16, DType::F16), (DType::F32, DType::F16)]);
+    let (q, k, v) = (call.input(&of_q, dtype)?, call.input(&of_kv, kv)?, call.input(&of_kv, kv)?);
+    let mut out = call.output(&of_q, dtype, near(dtype, 2e-5, 1e-6))?;
+    into!(call, out => ops::attention_into(out.view()?, &q, &k, &v, &options))
+}
+
+fn attention_backward(call: &mut Call) -> Result<()> {
+    let ([of_q, of_kv], options, dtype) = (dims(call), options(call), call.float());
+    let [dout, q, out] = [call.input(&of_q, dtype)?, call.input(&of_q, dtype)?, call.input(&of_q, dtype)?];
+    let [k, v] = [call.input(&of_kv, dtype)?, call.input(&of_kv, dtype)?];
+    // `out` is not the result here, so the gradients are larger than in training
+    let tolerance = if dtype == DType::F16 { [0.25, 2e-2] } else { [2e-3, 1e-4] };
+    let mut dq = call.output(&of_q, dtype, tolerance)?;
+    let mut dk = call.output(&of_kv, dtype, tolerance)?;
+    let mut dv = call.output(&of_kv, dtype, tolerance)?;
+    into!(call, dq, dk, dv => {
+        ops::attention_backward_into([dq.view()?, dk.view()?, dv.view()?], &dout, &q, &k, &v, &out, &options)
+    })
+}
+
+/// Keys and values for `rows` tokens in a format, written by the op that does so.
+fn stored(call: &mut Call, rows: usize, heads: usize, dim: usize, format: KvFormat) -> Result<[KvTensor; 2]> {
+    let mut kv = [
+        KvTensor::uninitialized([rows, heads, dim], format, call.device)?,
+        KvTensor::uninitialized([rows, heads, dim], format, call.device)?,
+    ];
+    let qkv = pascaline::Tensor::randn([rows, 3 * heads, dim], DType::F32, 3, call.device)?;
+    let angle = |value| pascaline::Tensor::full(value, [1, dim / 2], call.device);
+    let at = pascaline::Tensor::from_slice(&[0u32, 0], [2], call.device)?;
+    let mut q = pascaline::Tensor::zeros([rows, heads, dim], DType::F32, call.device)?;
+    let [k, v] = &mut kv;
+    ops::rope_append_into(
+        q.view_mut()?,
+        [k.view_mut()?, v.view_mut()?],
+        &qkv,
+        [&angle(1.0f32)?, &angle(0.0)?],
+        None,
+        &at,
+    )?;
+    Ok(kv)
+}
+
+fn cached(call: &mut Call, on_the_device: bool) -> Result<()> {
+    let (dim, kv_heads, group, format) =
+        (head_dim(call), 1 + call.below(2), 1 + call.below(3), call.pick(&FORMATS));
+    let (capacity, q_len, options) = (1 + call.below(40), call.below(9), options(call));
+    let [k, v] = stored(call, capacity, kv_heads, dim, format)?;
+    let of_q = [kv_heads * group, q_len, dim];
+    let q = call.input(&of_q, DType::F32)?;
+    let len = call.below(capacity + 2);
+    let mut out = call.output(&of_q, DType::F32, near(DType::F32, 2e-5, 1e-6))?;
+    if on_the_device {
+        let past = call.indices(&[1], capacity + 2)?;
+        return into!(call, out => ops::attention_cached_into(out.view()?, &q, &k, &v, &past, &options));
+    }
+    call.note(&len);
+    into!(call, out => ops::attention_over_into(out.view()?, &q, &k, &v, len, &options))
+}
+
+fn paged(call: &mut Call, each: bool) -> Result<()> {
+    let (dim, kv_heads, group, format) =
+        (head_dim(call), 1 + call.below(2), 1 + call.below(3), call.pick(&FORMATS));
+    let (pages, width, scale) = (1 + call.below(4), call.below(4), call.pick(&[None, Some(0.25)]));
+    let [k, v] = stored(call, pages * PAGE, kv_heads, dim, format)?;
+    let (count, heads) = (call.below(6), kv_heads * group);
+    let of_q = if each { [count, heads, dim] } else { [heads, count, dim] };
+    let q = call.input(&of_q, DType::F32)?;
+    let mut out = call.output(&of_q, DType::F32, near(DType::F32, 2e-5, 1e-6))?;
+    // the devices differ in what they say of a page that is not there
+    let table = |call: &mut Call, dims: &[usize]| {
+        let place = call.input(dims, DType::U32)?;
+        let seed = call.below(7);
+        let numbers: Vec<u32> = (0..place.shape().elements()).map(|i| ((i + seed) % pages) as u32).collect();
+        pascaline::Tensor::from_slice(&numbers, place.dims(), call.device)
+    };
+    if each {
+        let (tables, lens) = (table(call, &[count, width])?, call.indices(&[count], width * PAGE + 9)?);
+        return into!(call, out => ops::paged_attention_each_into(out.view()?, &q, &k, &v, &tables, &lens, scale));
+    }
+    let (table, len) = (table(call, &[width])?, call.below(width * PAGE + 2));
+    call.note(&len);
+    into!(call, out => ops::paged_attention_into(out.view()?, &q, &k, &v, &table, len, scale))
+}
+
+fn rope_append(call: &mut Call) -> Result<()> {
+    let (rows, heads, kv_heads) = (call.below(9), 1 + call.below(3), 1 + call.below(2));
+    let (dim, capacity, angles) = (call.pick(&[16, 32, 2, 6, 64, 128, 7]), 1 + call.below(12), call.below(6));
+    let (dtype, format) = (call.float(), call.pick(&FORMATS));
+    let qkv = call.input(&[rows, heads + 2 * kv_heads, dim], dtype)?;
+    let [cos, sin] =
+        [call.input(&[angles, dim / 2], DType::F32)?, call.input(&[angles, dim / 2], DType::F32)?];
+    // rows of several sequences go to different places, as the op demands
+    let at = match call.below(2) {
+        0 => call.indices(&[2], capacity + 2)?,
+        _ => {
+            let first = call.below(capacity + 2);
+            let places = (0..2 * rows).map(|i| if i < rows { (first + i) as u32 } else { (i % 5) as u32 });
+            pascaline::Tensor::from_slice(&places.collect::<Vec<_>>(), [2, rows], call.device)?
+        }
+    };
+    let weights = match call.below(2) {
+        0 => None,
+        _ => Some([call.input(&[dim], dtype)?, call.input(&[dim], dtype)?]),
+    };
+    let norms = weights.as_ref().map(|[q, k]| HeadNorms { q, k, eps: 1e-5 });
+    let mut kv = [(); 2].map(|()| KvTensor::uninitialized([capacity, kv_heads, dim], format, call.device));
+    let [Ok(k), Ok(v)] = &mut kv else { return kv.into_iter().try_for_each(|kv| kv.map(drop)) };
+    let mut q = call.output(&[rows, heads, dim], dtype, near(dtype, 5e-5, 2e-5))?;
+    into!(call, q => ops::rope_append_into(q.view()?, [k.view_mut()?, v.view_mut()?], &qkv, [&cos, &sin], norms, &at))
+}
+
+fn block_mean(call: &mut Call) -> Result<()> {
+    let ([mut dims, _], dtype, block) = (dims(call), call.float(), call.pick(&[1, 2, 3, 8, 16, 64, 0]));
+    let x = call.input(&dims, dtype)?;
+    let rows = dims.len() - 2;
+    dims[rows] = dims[rows].div_ceil(block.max(1));
+    let mut y = call.output(&dims, DType::F32, near(DType::F32, 1e-5, 0.0))?;
+    into!(call, y => ops::block_mean_into(y.view()?, &x, block))
+}
