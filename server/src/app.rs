@@ -199,21 +199,25 @@ async fn body(app: &App, request: Request, deadline: Instant) -> Result<(Vec<u8>
         false => charge.grow(length).err().map(ApiError::from),
     };
     charge.shrink_to(0); // what has not come takes no memory: a slow client keeps none from others
-    let read = read(request.into_body(), limit, &mut charge, refused, STALL.min(app.config.limits.time));
+    let room = if refused.is_none() { length } else { 0 };
+    let bytes = Vec::with_capacity(room); // not resident before it is written
+    let stall = STALL.min(app.config.limits.time);
+    let read = read(request.into_body(), bytes, limit, &mut charge, refused, stall);
     let bytes = timeout_at(deadline, read).await.map_err(|_| app.too_slow())??;
     Ok((bytes, charge))
 }
 
-/// Reads a body, or refuses it with the error that is given or found. Part of a refused one is read all the same: a client
+/// Reads a body to `bytes`, or refuses it with the error that is given or found. Part of a refused one is read all the same: a client
 /// that is still sending when the connection closes would not see the answer.
 async fn read(
     mut body: Body,
+    mut bytes: Vec<u8>,
     limit: usize,
     charge: &mut Charge,
     mut refused: Option<ApiError>,
     stall: Duration,
 ) -> Result<Vec<u8>> {
-    let (mut bytes, mut discarded) = (Vec::new(), 0);
+    let mut discarded = 0;
     loop {
         let frame = timeout(stall, body.frame()).await.map_err(|_| ApiError::stalled(stall.as_secs()))?;
         let Some(frame) = frame else { break };

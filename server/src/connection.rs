@@ -5,9 +5,8 @@
 //! also while unread bytes of it are there, behind which hyper does not look.
 
 use hyper::rt::{Read, ReadBufCursor, Write};
-use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -17,7 +16,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 /// The longest that a client may take none of the bytes that are there for it.
 const STALL: Duration = Duration::from_secs(20);
-/// How often it is looked whether a client has left.
+/// How often it is looked whether a client has left that has sent more than was read.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A connection that fails when its client reads too little.
@@ -123,18 +122,10 @@ impl Write for Connection {
     }
 }
 
-/// Waits until the client has closed its side. The socket says so only together with its readiness to be read, which unread
-/// bytes give at once and for ever, so it is asked from time to time.
+/// Waits until the client has closed its side. Unread bytes of it make the socket ready at once and for ever, so then it is
+/// looked at from time to time.
 pub(crate) async fn left(stream: &TcpStream) {
-    loop {
+    while !stream.ready(Interest::READABLE).await.is_ok_and(|ready| ready.is_read_closed()) {
         sleep(LOOK).await;
-        let mut ready = pin!(stream.ready(Interest::READABLE));
-        let now = poll_fn(|context| match ready.as_mut().poll(context) {
-            Poll::Ready(ready) => Poll::Ready(ready.is_ok_and(|ready| ready.is_read_closed())),
-            Poll::Pending => Poll::Ready(false),
-        });
-        if now.await {
-            return;
-        }
     }
 }

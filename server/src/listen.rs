@@ -88,6 +88,7 @@ pub fn run(
     config: Config,
     stop: Stop,
 ) -> io::Result<End> {
+    pascaline::memory::return_freed();
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let address = listener.local_addr()?.ip();

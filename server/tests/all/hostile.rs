@@ -2,13 +2,12 @@
 //! beside an honest one.
 
 use crate::common::{
-    PATIENCE, Server, config, extent, picture, plain_picture, question, read_until, shown, tiny,
+    PATIENCE, Server, config, extent, model, picture, plain_picture, question, read_until, shown,
 };
 use pascaline::Device;
 use pascaline_server::worker::Worker;
 use pascaline_server::{Config, Limits};
 use qwen3_vl::batch::BatchOptions;
-use qwen3_vl::{LoadOptions, Qwen3Vl};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, fs, process, thread};
+use std::{env, fs, thread};
 
 const CHAT: &str = "/v1/chat/completions";
 /// The memory that is charged to requests.
@@ -215,26 +214,9 @@ const MEMORY: usize = 384 << 20;
 /// Set in the process of that server.
 const ROLE: &str = "PASCALINE_HOSTILE_SERVER";
 
-/// The tiny model, whose pictures may have a million pixels: 25 MB of patches, and 1024 tokens.
-fn model_of_large_pictures() -> Qwen3Vl {
-    let folder = env::temp_dir().join(format!("pascaline-hostile-{}", process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let files = fs::read_dir(tiny()).unwrap().map(Result::unwrap);
-    for file in files.filter(|file| file.path().is_file()) {
-        fs::copy(file.path(), folder.join(file.file_name())).unwrap();
-    }
-    let file = folder.join("preprocessor_config.json");
-    let text = fs::read_to_string(&file).unwrap().replace("262144", "1048576");
-    fs::write(file, text).unwrap();
-    let options = LoadOptions { dtype: pascaline::DType::F32, ..LoadOptions::for_device(&Device::Cpu) };
-    let model = Qwen3Vl::load_with(&folder, &Device::Cpu, options, |_| {}).expect("it loads");
-    fs::remove_dir_all(folder).unwrap();
-    model
-}
-
 /// The server under attack: it runs until its input ends.
 fn serve_the_attacked() {
-    let worker = Worker::start_with(model_of_large_pictures(), 256, BatchOptions::with_room(40_000)).unwrap();
+    let worker = Worker::start_with(model(&Device::Cpu), 256, BatchOptions::with_room(40_000)).unwrap();
     let limits = Limits { memory: MEMORY, time: Duration::from_secs(30), ..Limits::for_context(4096) };
     let server = Server::of(worker, Config { limits, ..config() });
     println!("\nlistening {}", server.address);
