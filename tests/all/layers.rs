@@ -32,7 +32,8 @@ fn code(source: &str) -> String {
     let lines: Vec<&str> = source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
     let is_test = |pair: &[&str]| pair[0].trim() == "#[cfg(test)]" && pair[1].contains("mod tests {");
     let end = lines.windows(2).position(is_test).unwrap_or(lines.len());
-    lines[..end].join("\n")
+    let is_inner = |line: &&&str| line.starts_with(' ') && line.trim() == "use super::*;"; // of a module in the file, from the file
+    lines[..end].iter().filter(|line| !is_inner(line)).copied().collect::<Vec<_>>().join("\n")
 }
 
 /// The names that follow a path's beginning: one, or those of a list in braces, each up to its first `::`.
@@ -157,5 +158,7 @@ fn an_import_that_points_up_is_found() {
         0,
         "a unit test"
     );
+    assert_eq!(wrong("cuda/mod.rs", "mod inner {\n    use super::*;\n}"), 0, "a module in the file");
+    assert_eq!(wrong("cuda/mod.rs", "use super::*;"), 1);
     assert_eq!(wrong("unheard_of.rs", ""), 1);
 }
