@@ -14,6 +14,8 @@
 
 use super::chat::{Message, Part};
 use pascaline::{Error, Result};
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
 
 /// How control tokens that are spelled in texts of messages are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +39,9 @@ impl StandIns {
     pub fn replace(messages: &[Message], controls: &[String]) -> Result<(Vec<Message>, Self)> {
         let mut stand_ins = Self::default();
         let texts = || messages.iter().flat_map(texts);
-        let mut free = candidates().filter(|&c| !texts().any(|text| text.contains(c)));
+        // one pass, however many stand-ins the texts have
+        let used: HashSet<char> = texts().flat_map(str::chars).filter(|&c| is_candidate(c)).collect();
+        let mut free = candidates().filter(|c| !used.contains(c));
         let mut replaced = messages.to_vec();
         for message in &mut replaced {
             message.role = stand_ins.in_text(&message.role, controls, &mut free)?;
@@ -99,8 +103,14 @@ fn texts(message: &Message) -> impl Iterator<Item = &str> {
 }
 
 /// Characters that texts hardly have, the unlikeliest first: what Unicode says is no character, then private use.
+const CANDIDATES: [RangeInclusive<char>; 2] = ['\u{fdd0}'..='\u{fdef}', '\u{f0000}'..='\u{ffffd}'];
+
 fn candidates() -> impl Iterator<Item = char> {
-    ('\u{fdd0}'..='\u{fdef}').chain('\u{f0000}'..='\u{ffffd}')
+    CANDIDATES.into_iter().flatten()
+}
+
+fn is_candidate(c: char) -> bool {
+    CANDIDATES.iter().any(|range| range.contains(&c))
 }
 
 #[cfg(test)]

@@ -356,7 +356,7 @@ impl Memory {
     /// Copies device bytes to the host.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let a = self.locate(address, bytes.len() as u64)?;
-        // SAFETY: as in `write`.
+        // SAFETY: `locate` found the range inside one buffer; a device buffer and a host slice do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(a.host(address), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }

@@ -270,10 +270,13 @@ mod tests {
             l2_bytes: 3 << 20,
         };
         let fast = Card { clock_mhz: 1 << 30, ..card.clone() };
+        let mut computes = 0;
         let mut seen = std::collections::HashSet::new();
         for case in testing::cases() {
-            if !seen.insert((case.op(), case.purpose() == testing::Purpose::Bench)) {
-                continue; // inputs are made for its bytes, of the largest for seconds
+            // inputs are made for some cases' bytes, so one of each op, and of the large ones only products
+            let is_large = case.purpose() == testing::Purpose::Bench;
+            if is_large && case.op() != "matmul" || !seen.insert((case.op(), is_large)) {
+                continue;
             }
             let estimate =
                 |bytes, card: &Card, variant| Estimate::from_sizes(case.as_ref(), bytes, card, Some(variant));
@@ -283,7 +286,9 @@ mod tests {
             assert_eq!(estimate(1e7, &fast, "a").bound, "DRAM");
             if case.compute_bound() && case.flops() > 1e9 {
                 assert_eq!(estimate(1e3, &card, "a").bound, "compute");
+                computes += 1;
             }
         }
+        assert!(seen.len() > 20 && computes > 0, "{} kinds of cases, {computes} that compute", seen.len());
     }
 }

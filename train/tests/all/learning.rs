@@ -1,5 +1,6 @@
 //! Training as a whole: the reference's gradients and losses, and a fine-tune that learns.
 
+use crate::common::extent;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Tensor, ops};
 use pascaline_train::finetune::{End, Event, FineTune, Plan};
@@ -78,6 +79,9 @@ fn examples(dir: &Path, count: usize) -> Vec<Example> {
 /// From random weights, 200 pairs of pictures and captions teach the captions of pictures that were held out.
 #[test]
 fn captions_are_learned_from_pictures() {
+    if !extent::all() {
+        return extent::left_out("a fine-tune of 640 steps that learns captions");
+    }
     let dir = tempfile::tempdir().unwrap();
     let examples = examples(dir.path(), 200);
     let mut model = Model::load(&tiny(), &Device::Cpu).unwrap();
