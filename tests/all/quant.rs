@@ -284,6 +284,15 @@ fn what_does_not_fit_is_a_typed_error() {
         ));
         let gaps = of(&[2, 65], DType::F32).narrow(1, 0, 64).unwrap();
         assert!(matches!(ops::rms_norm_rows(&gaps, &weight, 0.0), Err(Error::Layout { .. })));
+        // one row or several, the refusal is the product's own
+        let w = ops::quantize(&of(&[4, 64], DType::F32), Format::Q4_0).unwrap();
+        for x in [gaps, of(&[64, 2], DType::F32).narrow(1, 0, 1).unwrap().swap_dims(0, 1).unwrap()] {
+            let refused = ops::quant_matmul(&x, &w, &plain).map(drop);
+            assert!(
+                matches!(refused, Err(Error::Layout { op: "quant_matmul", argument: "x", .. })),
+                "{device}: {refused:?}"
+            );
+        }
     }
     let gpu = common::cuda_device();
     let (x_gpu, weight) =

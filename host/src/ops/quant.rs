@@ -326,11 +326,11 @@ pub fn quant_matmul(x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<
 
 /// [`quant_matmul`] into `y` [.., n] f32.
 pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
+    MATMUL.contiguous("x", x)?;
     let is_vector = has_one_row(x) && x.dtype() == DType::F32 && x.device().is_cuda();
     if !is_vector || w.rows() == 0 {
         return quant_matmul_rows_into(y, &quantize_rows(x)?, w, epilogue);
     }
-    MATMUL.contiguous("x", x)?;
     match check_product(&y, x.shape(), x, w, epilogue)? {
         Device::Cuda(device) => gpu::quant::vector(&device, y, &aligned(x)?, w, epilogue),
         Device::Cpu => cpu::quant::matmul(y, &quantize_rows(x)?, w, epilogue),
