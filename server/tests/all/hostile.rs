@@ -251,15 +251,24 @@ impl Attacked {
         line.trim().strip_suffix(" kB")?.trim().parse::<usize>().ok().map(|kilobytes| kilobytes << 10)
     }
 
-    /// How long an honest question takes.
+    /// How long an honest question takes, asked again while there is no room.
     fn ask(&self) -> Duration {
         let mut body = question("Why is the sky blue?");
         (body["max_tokens"], body["ignore_eos"]) = (json!(16), json!(true));
         let begin = Instant::now();
-        let request = ureq::post(&format!("http://{}{CHAT}", self.address)).timeout(PATIENCE);
-        let answer = request.set("Content-Type", "application/json").send_string(&body.to_string());
-        assert_eq!(answer.expect("an answer").status(), 200);
-        begin.elapsed()
+        loop {
+            let request = ureq::post(&format!("http://{}{CHAT}", self.address)).timeout(PATIENCE);
+            match request.set("Content-Type", "application/json").send_string(&body.to_string()) {
+                // as OpenAI's clients do; the time goes on
+                Err(ureq::Error::Status(429 | 503, _)) if begin.elapsed() < PATIENCE => {
+                    thread::sleep(Duration::from_millis(50));
+                }
+                answer => {
+                    assert_eq!(answer.expect("an answer").status(), 200);
+                    return begin.elapsed();
+                }
+            }
+        }
     }
 }
 
