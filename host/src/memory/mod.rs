@@ -61,6 +61,7 @@ fn reported(file: &str, name: &str) -> Option<usize> {
 }
 
 pub use buffer::{DeviceBuffer, refusing, trace};
+pub(crate) use device::forget_planned;
 pub use device::{
     CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, available, pool, set_limit, settle,
     source,
