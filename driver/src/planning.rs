@@ -351,6 +351,12 @@ mod tests {
     use cust_raw::*;
     use std::ptr;
 
+    /// A plan that no handle and no address leaves.
+    fn planned<R>(devices: usize, work: impl FnOnce() -> R) -> Option<(R, Vec<DeviceBooks>)> {
+        // SAFETY: the tests below return nothing from `work`.
+        unsafe { on_this_thread(devices, work) }
+    }
+
     fn stream() -> CUstream {
         let mut stream = ptr::null_mut();
         // SAFETY: `stream` outlives the call.
@@ -368,25 +374,22 @@ mod tests {
 
     #[test]
     fn work_is_done_once_it_was_waited_for() {
-        // SAFETY: no handle leaves the plan.
-        let planned = unsafe {
-            on_this_thread(1, || {
-                let (a, b) = (stream(), stream());
-                let (first, second) = (recorded(a), recorded(a));
-                // SAFETY: the handles are the planning driver's own.
-                let done = |event| unsafe { cuEventQuery(event) } == CUresult::CUDA_SUCCESS;
-                assert!(!done(first));
-                // SAFETY: as above.
-                unsafe { cuStreamWaitEvent(b, first, 0) };
-                let after = recorded(b);
-                // SAFETY: as above.
-                unsafe { cuStreamSynchronize(b) };
-                assert_eq!([first, second, after].map(done), [true, false, true]);
-                // SAFETY: as above.
-                unsafe { cuEventSynchronize(second) };
-                assert!(done(second));
-            })
-        };
+        let planned = planned(1, || {
+            let (a, b) = (stream(), stream());
+            let (first, second) = (recorded(a), recorded(a));
+            // SAFETY: the handles are the planning driver's own.
+            let done = |event| unsafe { cuEventQuery(event) } == CUresult::CUDA_SUCCESS;
+            assert!(!done(first));
+            // SAFETY: as above.
+            unsafe { cuStreamWaitEvent(b, first, 0) };
+            let after = recorded(b);
+            // SAFETY: as above.
+            unsafe { cuStreamSynchronize(b) };
+            assert_eq!([first, second, after].map(done), [true, false, true]);
+            // SAFETY: as above.
+            unsafe { cuEventSynchronize(second) };
+            assert!(done(second));
+        });
         assert!(planned.is_some());
     }
 
@@ -398,32 +401,26 @@ mod tests {
             assert_eq!(unsafe { cuMemAlloc_v2(&mut address, bytes) }, CUresult::CUDA_SUCCESS);
             address
         };
-        // SAFETY: no address leaves the plan.
-        let planned = unsafe {
-            on_this_thread(2, || {
-                let first = allocate(100);
-                make_current(1);
-                allocate(7);
-                // SAFETY: allocated above.
-                unsafe { cuMemFree_v2(first) };
-                assert!(on_this_thread(1, || ()).is_none(), "a plan inside a plan");
-            })
-        };
+        let planned = planned(2, || {
+            let first = allocate(100);
+            make_current(1);
+            allocate(7);
+            // SAFETY: allocated above.
+            unsafe { cuMemFree_v2(first) };
+            assert!(planned(1, || ()).is_none(), "a plan inside a plan");
+        });
         let book = |plain_bytes, plain_peak| DeviceBooks { plain_bytes, plain_peak, launches: 0 };
         assert_eq!(planned, Some(((), vec![book(0, 100), book(7, 7)])));
     }
 
     #[test]
     fn other_threads_keep_their_driver() {
-        // SAFETY: nothing is created.
-        unsafe {
-            on_this_thread(1, || {
-                let other = std::thread::spawn(|| address_of("cuMemAlloc_v2").is_none());
-                assert!(other.join().unwrap());
-                assert!(matches!(address_of("cuMemAlloc_v2"), Some(Ok(_))));
-                assert_eq!(address_of("cuNoSuchCall"), Some(Err(NOT_SUPPORTED)));
-            })
-        };
+        planned(1, || {
+            let other = std::thread::spawn(|| address_of("cuMemAlloc_v2").is_none());
+            assert!(other.join().unwrap());
+            assert!(matches!(address_of("cuMemAlloc_v2"), Some(Ok(_))));
+            assert_eq!(address_of("cuNoSuchCall"), Some(Err(NOT_SUPPORTED)));
+        });
         assert!(address_of("cuMemAlloc_v2").is_none());
     }
 }

@@ -8,7 +8,7 @@ use pascaline::memory::{self, Rehearsal};
 use pascaline::quant::Format;
 use pascaline::{DType, Device};
 use qwen3_vl::batch::{Batch, BatchOptions, Event};
-use qwen3_vl::footprint::{Footprint, Gpu, Workload, batch_footprint, footprint};
+use qwen3_vl::footprint::{Footprint, Gpu, Planned, Workload};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Checkpoint, LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
 use std::collections::HashMap;
@@ -53,7 +53,8 @@ fn measured(path: &Path, device: &Device, options: LoadOptions, picture: &[Visua
 fn planned(path: &Path, options: &LoadOptions, work: &Workload, gpu: &Gpu) -> Footprint {
     let checkpoint = Checkpoint::open(path, None).unwrap();
     let config = checkpoint.config().unwrap();
-    footprint(&config, &|name| checkpoint.storage(&config, options, name), options, work, gpu).unwrap()
+    let storage = |name: &str| checkpoint.storage(&config, options, name);
+    Planned { config: &config, storage: &storage, options }.footprint(work, None, gpu).unwrap()
 }
 
 /// The most bytes that are live while the model answers many requests at once.
@@ -91,7 +92,8 @@ fn plans_of_many_requests_are_what_is_allocated() {
         let checkpoint = Checkpoint::open(&path, None).unwrap();
         let config = checkpoint.config().unwrap();
         let storage = |name: &str| checkpoint.storage(&config, &options, name);
-        let planned = batch_footprint(&config, &storage, &options, &work, &batch, &Gpu::of(cuda)).unwrap();
+        let planned = Planned { config: &config, storage: &storage, options: &options };
+        let planned = planned.footprint(&work, Some(&batch), &Gpu::of(cuda)).unwrap();
         common::say(&format!("{cache}, graph {graph}: {measured} bytes, {planned:?}"));
         let graphs = planned.peak - planned.live;
         assert!(planned.live + if graph { graphs } else { 0 } >= measured, "{measured} bytes, {planned:?}");
