@@ -54,7 +54,7 @@ struct Books {
 /// A stream as the host knows it.
 #[derive(Default)]
 struct StreamBooks {
-    /// Counts what was recorded on it.
+    /// Counts what was queued on it.
     position: u64,
     /// The host has waited for everything up to here.
     done: u64,
@@ -78,6 +78,12 @@ impl Books {
                 at > position
             });
         }
+    }
+
+    /// Work is queued on a stream.
+    fn queue(&mut self, stream: *mut c_void) -> Result<(), u32> {
+        self.streams.get_mut(number(stream)).ok_or(INVALID_VALUE)?.position += 1;
+        Ok(())
     }
 
     fn is_done(&self, event: usize) -> bool {
@@ -253,14 +259,14 @@ functions! {
         unsafe { give(address, at) }
     }
     cuMemFreeAsync(address: u64, stream: Handle) |_books| { Ok(()) }
-    cuMemsetD8Async(address: u64, value: u8, count: usize, stream: Handle) |_books| { Ok(()) }
-    cuMemsetD16Async(address: u64, value: u16, count: usize, stream: Handle) |_books| { Ok(()) }
-    cuMemsetD32Async(address: u64, value: u32, count: usize, stream: Handle) |_books| { Ok(()) }
-    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) |_books| { Ok(()) }
-    cuMemcpyDtoHAsync_v2(to: Handle, from: u64, bytes: usize, stream: Handle) |_books| { Ok(()) }
-    cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: Handle) |_books| { Ok(()) }
+    cuMemsetD8Async(address: u64, value: u8, count: usize, stream: Handle) |books| { books.queue(stream) }
+    cuMemsetD16Async(address: u64, value: u16, count: usize, stream: Handle) |books| { books.queue(stream) }
+    cuMemsetD32Async(address: u64, value: u32, count: usize, stream: Handle) |books| { books.queue(stream) }
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) |books| { books.queue(stream) }
+    cuMemcpyDtoHAsync_v2(to: Handle, from: u64, bytes: usize, stream: Handle) |books| { books.queue(stream) }
+    cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: Handle) |books| { books.queue(stream) }
     cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) |_books| { Ok(()) }
-    cuMemcpyPeerAsync(to: u64, there: Handle, from: u64, here: Handle, bytes: usize, stream: Handle) |_books| { Ok(()) }
+    cuMemcpyPeerAsync(to: u64, there: Handle, from: u64, here: Handle, bytes: usize, stream: Handle) |books| { books.queue(stream) }
     cuDeviceCanAccessPeer(can: *mut c_int, from: c_int, to: c_int) |_books| {
         // SAFETY: the caller's contract.
         unsafe { give(can, 1) }
@@ -306,7 +312,7 @@ functions! {
     }
     cuGraphDestroy(graph: Handle) |_books| { Ok(()) }
     cuGraphExecDestroy(exec: Handle) |_books| { Ok(()) }
-    cuGraphLaunch(exec: Handle, stream: Handle) |_books| { Ok(()) }
+    cuGraphLaunch(exec: Handle, stream: Handle) |books| { books.queue(stream) }
     cuEventCreate(event: *mut Handle, flags: u32) |books| {
         books.events.push(None);
         // SAFETY: the caller's contract.
@@ -315,9 +321,7 @@ functions! {
     cuEventDestroy_v2(event: Handle) |_books| { Ok(()) }
     cuEventRecord(event: Handle, stream: Handle) |books| {
         let (event, number) = (number(event), number(stream));
-        let stream = books.streams.get_mut(number).ok_or(INVALID_VALUE)?;
-        stream.position += 1;
-        let at = stream.position;
+        let at = books.streams.get(number).ok_or(INVALID_VALUE)?.position;
         *books.events.get_mut(event).ok_or(INVALID_VALUE)? = Some((number, at));
         Ok(())
     }
@@ -341,7 +345,7 @@ functions! {
         let current = books.current;
         books.devices.get_mut(current).ok_or(INVALID_VALUE)?.launches += 1;
         books.captured = books.captured.map(|launches| launches + 1);
-        Ok(())
+        books.queue(stream)
     }
 }
 
@@ -376,10 +380,16 @@ mod tests {
     fn work_is_done_once_it_was_waited_for() {
         let planned = planned(1, || {
             let (a, b) = (stream(), stream());
-            let (first, second) = (recorded(a), recorded(a));
+            // SAFETY: a plan's memory is not touched.
+            let work = |stream| unsafe { cuMemsetD8Async(1 << 60, 0, 1, stream) };
+            let none = recorded(a);
+            work(a);
+            let first = recorded(a);
+            work(a);
+            let second = recorded(a);
             // SAFETY: the handles are the planning driver's own.
             let done = |event| unsafe { cuEventQuery(event) } == CUresult::CUDA_SUCCESS;
-            assert!(!done(first));
+            assert!(done(none) && !done(first));
             // SAFETY: as above.
             unsafe { cuStreamWaitEvent(b, first, 0) };
             let after = recorded(b);
