@@ -114,7 +114,7 @@ impl Device {
         matches!(self, Self::Cuda(_))
     }
 
-    /// Whether it only keeps the books of a [plan](crate::cuda::plan).
+    /// Whether it only keeps the books of a [plan](crate::plan).
     pub fn is_planned(&self) -> bool {
         self.as_cuda().is_some_and(CudaDevice::is_planned)
     }

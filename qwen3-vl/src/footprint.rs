@@ -1,10 +1,10 @@
 //! The memory that a model takes on a GPU, from its sizes alone.
 //!
-//! Loading, encoding a picture, prefill and decode run on planned devices ([`pascaline::cuda::plan`]): the code is that of a real
+//! Loading, encoding a picture, prefill and decode run on planned devices ([`pascaline::plan`]): the code is that of a real
 //! answer, and tensors have no contents. So allocations, launches and modules are those of a real run. Tests compare the result with
 //! the pool's books after one.
 
-use super::batch::{self, BatchOptions};
+use super::batch::{self, BatchOptions, Rehearsed};
 use super::config::Config;
 use super::decode::{CHECKED, Decoder};
 use super::lookup::Lookup;
@@ -15,7 +15,8 @@ use super::preprocess::Patches;
 use super::sampling::{Sampler, Sampling};
 use super::text::{ImageRun, Images};
 use super::weights::Weights;
-use pascaline::cuda::{Books, CudaDevice, PlannedGpu, plan};
+use pascaline::cuda::CudaDevice;
+use pascaline::plan::{Books, PlannedGpu, plan};
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, Result, memory};
 use std::ops::ControlFlow;
@@ -146,7 +147,7 @@ impl Planned<'_> {
         places: Places,
         gpus: &[Gpu],
     ) -> Result<Vec<Footprint>> {
-        let (mut all, books) = self.run(work, batch, places, gpus)?;
+        let (mut all, books) = self.run(&[*work], batch, places, gpus)?;
         let streaming =
             self.options.gpu_layers.is_some_and(|on_gpu| on_gpu < self.config.text.num_hidden_layers);
         for ((footprint, books), gpu) in all.iter_mut().zip(&books).zip(gpus) {
@@ -168,18 +169,19 @@ impl Planned<'_> {
     /// # Errors
     /// As [`footprint`](Self::footprint).
     pub(super) fn modules(&self, batch: Option<&BatchOptions>, gpu: &Gpu) -> Result<Vec<&'static str>> {
-        // more than a pass, whose rest takes other kernels than its whole tiles; a picture of 512 x 512
-        let prompt = self.options.tokens_per_pass + 40;
-        let work = Workload { context: prompt + 64, prompt, patches: 1024 };
+        // few rows, many, and more than a pass, as kernels are chosen by their number
+        let most = self.options.tokens_per_pass;
+        let sizes = [(most + 40, 1024), (200, 256), (40, 64), (20, 16)];
+        let works = sizes.map(|(prompt, patches)| Workload { context: prompt + 64, prompt, patches });
         let layers = [self.config.text.num_hidden_layers];
-        let (_, mut books) = self.run(&work, batch, (SplitMode::Layer, &layers, 0), &[*gpu])?;
+        let (_, mut books) = self.run(&works, batch, (SplitMode::Layer, &layers, 0), &[*gpu])?;
         Ok(std::mem::take(&mut books[0].modules))
     }
 
-    /// Loads the model and answers on planned devices.
+    /// Loads the model on planned devices and does this work.
     fn run(
         &self,
-        work: &Workload,
+        works: &[Workload],
         batch: Option<&BatchOptions>,
         (mode, layers, vision): Places,
         gpus: &[Gpu],
@@ -210,16 +212,21 @@ impl Planned<'_> {
                 found.weights = live(gpu)?;
             }
             found[0].host = live(host)?;
-            let (launches, live) = match batch {
-                None => answer(&network, work, gpus, &mut found)?,
-                Some(batch) => {
-                    let pool = network.text.pages(batch.pages)?;
-                    count_cache(gpus, &mut found)?;
-                    let seen = see(&network, work)?;
-                    let captured = batch::rehearse(&network, pool, work, batch, seen)?;
-                    (captured.launches, captured.live)
-                }
-            };
+            let mut done = (0, vec![0; gpus.len()]);
+            for work in works {
+                done = match batch {
+                    None => answer(&network, work, gpus, &mut found)?,
+                    Some(batch) => {
+                        let pool = network.text.pages(batch.pages)?;
+                        count_cache(gpus, &mut found)?;
+                        let seen = see(&network, work)?;
+                        let Rehearsed { launches, live } =
+                            batch::rehearse(&network, pool, work, batch, seen)?;
+                        (launches, live)
+                    }
+                };
+            }
+            let (launches, live) = done;
             for (found, live) in found.iter_mut().zip(live) {
                 (found.launches, found.live) = (launches, live);
             }
@@ -293,4 +300,76 @@ fn answer(
     cache.truncate(cache.len().saturating_sub(2 * CHECKED)); // room for a pass that checks guesses
     let decoder = Decoder::new(network, 0, true, Some(Lookup::new(&[])))?;
     decoder.rehearse(&mut cache, &sampler)
+}
+
+#[cfg(all(test, feature = "virtual-gpu"))]
+mod tests {
+    use super::*;
+    use crate::batch::Batch;
+    use crate::generate::user_turn;
+    use crate::{Checkpoint, Options, Qwen3Vl, Visual};
+    use pascaline::cuda;
+    use pascaline::kv::KvFormat;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    /// A module that is launched and was not loaded ahead makes the first answer wait.
+    #[test]
+    fn what_is_launched_was_loaded_ahead() -> Result<()> {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let tiny = fixtures.join("qwen3-vl/tiny");
+        let mixed = fixtures.join("qwen3-vl-gguf/model-Q4_K_M.gguf");
+        let device = Device::virtual_gpu()?;
+        let module_of = |kernel: &str| {
+            let mut all = kernels_gpu::KERNELS.iter().copied().flatten();
+            all.find(|info| info.name == kernel).map_or("none", |info| info.module)
+        };
+        for (path, dtype, quantize, cache) in [
+            (&tiny, DType::F32, None, KvFormat::F32),
+            (&tiny, DType::F16, None, KvFormat::F16),
+            (&tiny, DType::F16, None, KvFormat::BF16),
+            (&tiny, DType::F16, Some(Format::Q8_0), KvFormat::F32),
+            (&tiny, DType::F16, Some(Format::Q4_0), KvFormat::Q8_0),
+            (&tiny, DType::F16, Some(Format::Q4K), KvFormat::F16),
+            (&tiny, DType::F16, Some(Format::Q6K), KvFormat::F16),
+            (&mixed, DType::F16, None, KvFormat::F32),
+        ] {
+            let options = LoadOptions { dtype, quantize, cache, ..LoadOptions::for_device(&device) };
+            let generation = Options { max_new_tokens: 3, ..Options::default() };
+            let picture = [Visual::image(&tiny.join("cases/small.png"))?];
+            let (answered, launched) = cuda::trace(|| -> Result<_> {
+                let model = Qwen3Vl::load_with(path, &device, options, |_| {})?;
+                model.generate(&picture, "What is it?", &generation)?;
+                Ok(model)
+            });
+            let model = answered?;
+            let checkpoint = Checkpoint::open(path, None)?;
+            let storage = |name: &str| checkpoint.storage(model.config(), &options, name);
+            let planned = Planned { config: model.config(), storage: &storage, options: &options };
+            let Device::Cuda(gpu) = &device else { unreachable!("it is virtual") };
+            let mut ahead: BTreeSet<_> = planned.modules(None, &Gpu::of(gpu))?.into_iter().collect();
+            let late = |launched: Vec<&'static str>, ahead: &BTreeSet<&'static str>| {
+                let launched: BTreeSet<_> = launched.into_iter().map(module_of).collect();
+                let late: Vec<_> = launched.difference(ahead).copied().collect();
+                assert!(late.is_empty(), "{path:?} {dtype:?} {quantize:?} {cache:?}: {late:?}");
+            };
+            late(launched, &ahead);
+            let batch = BatchOptions::with_room(400);
+            let (answered, launched) = cuda::trace(|| -> Result<()> {
+                let mut batch = Batch::new(&model, batch)?;
+                for _ in 0..2 {
+                    let prompt = model.processor.prepare(&[user_turn(&picture, "What is it?")], &picture)?;
+                    batch.add(prompt, &generation)?;
+                }
+                while !batch.is_idle() {
+                    batch.step();
+                }
+                Ok(())
+            });
+            answered?;
+            ahead.extend(planned.modules(Some(&batch), &Gpu::of(gpu))?);
+            late(launched, &ahead);
+        }
+        Ok(())
+    }
 }

@@ -167,7 +167,6 @@ const REACH_NOTHING: &[&str] = &[
     "QuantTensor::rows",
     "QuantTensor::shape",
     "Recorder::",
-    "Rehearsal::statistics",
     "Scales::of_row",
     "Scales::row_bytes",
     "Simulated::",

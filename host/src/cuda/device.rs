@@ -187,7 +187,7 @@ impl CudaDevice {
         Ok(Self { stream: Arc::new(Stream::new()?), inner })
     }
 
-    /// Whether it only keeps the books of a [plan](super::plan): its memory has no contents, and its kernels do not run.
+    /// Whether it only keeps the books of a [plan](crate::plan): its memory has no contents, and its kernels do not run.
     pub fn is_planned(&self) -> bool {
         self.inner.context.is_none()
     }

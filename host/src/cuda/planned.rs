@@ -1,10 +1,7 @@
-//! Plans: library code that runs on devices which keep books alone.
-//!
-//! The driver's calls of the thread go to [`pascaline_driver::planning`]. Pools, streams, graphs and modules are this library's own, so a
-//! plan finds the segments, launches and modules of a real run.
+//! Planned devices: which thread plans, and with which devices. `crate::plan` makes plans.
 
 use super::device::{self, CudaDevice};
-use crate::{Error, Result, memory};
+use crate::{Error, Result};
 use pascaline_driver::planning;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -31,104 +28,31 @@ pub struct PlannedGpu {
     pub memory: usize,
 }
 
-/// What one of a plan's devices would have done.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Books {
-    /// The most bytes that were in use at a time.
-    pub peak_live: usize,
-    /// The most bytes that the pool had reserved.
-    pub peak_reserved: usize,
-    /// How often the pool gave segments back because it was near its limit.
-    pub trimmed: u64,
-    /// The most bytes beside the pool: counters of streams, and slots of links.
-    pub peak_beside: usize,
-    /// Kernels that were launched or captured.
-    pub launches: usize,
-    /// The modules of these kernels, in the order of their first use.
-    pub modules: Vec<&'static str>,
-    /// Bytes of weights in host memory, those of all devices together.
-    pub host_bytes: usize,
-}
-
-/// Runs `work` on devices that only keep books, one for each of `gpus`, and returns the books. On them tensors have shape, type and
-/// an address, and no contents: copies and launches do nothing, and what is copied to the host is zero.
-///
-/// ```
-/// use pascaline::cuda::{PlannedGpu, plan};
-/// use pascaline::{DType, Device, Tensor, ops};
-/// let gpu = PlannedGpu { capability: (6, 1), multiprocessors: 20, memory: usize::MAX };
-/// let (shape, books) = plan(&[gpu], |devices| {
-///     let x = Tensor::uninitialized([4096, 4096], DType::F32, &Device::Cuda(devices[0].clone()))?;
-///     Ok(ops::matmul(&x, &x)?.dims().to_vec())
-/// })?;
-/// assert_eq!((&shape[..], books[0].launches), (&[4096, 4096][..], 1));
-/// assert!(books[0].peak_live >= 2 * (4096 * 4096 * 4));
-/// # Ok::<(), pascaline::Error>(())
-/// ```
-///
-/// # Errors
-/// Those of `work`; [`Error::Unsupported`] inside another plan. A device of the plan that is used after it, and any other device
-/// inside it, answers with that error too.
-pub fn plan<R>(
-    gpus: &[PlannedGpu],
-    work: impl FnOnce(&[CudaDevice]) -> Result<R>,
-) -> Result<(R, Vec<Books>)> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let count = gpus.len() as u32;
-    let first = FIRST + NEXT.fetch_add(count, Ordering::Relaxed) % (u32::MAX - FIRST - count);
-    let run = || {
-        let plan = Plan::begin(first..first + count);
-        let devices: Vec<_> = gpus
-            .iter()
-            .zip(first..)
-            .map(|(gpu, ordinal)| CudaDevice::planned(gpu, ordinal))
-            .collect::<Result<_>>()?;
-        for (device, gpu) in devices.iter().zip(gpus) {
-            memory::set_limit(device, gpu.memory)?;
-        }
-        let result = work(&devices)?;
-        let books = devices.iter().map(|device| {
-            let statistics = memory::pool(device)?.statistics();
-            Ok(Books {
-                peak_live: statistics.peak_live,
-                peak_reserved: statistics.peak_reserved,
-                trimmed: statistics.found.trimmed,
-                modules: device.modules().of_plan(),
-                host_bytes: HOST_BYTES.get(),
-                ..Books::default()
-            })
-        });
-        let books = books.collect::<Result<Vec<_>>>()?;
-        drop(plan);
-        Ok((result, books))
-    };
-    // SAFETY: `check` refuses the devices of a plan, and so all that was made on them, after the plan.
-    let planned = unsafe { planning::on_this_thread(gpus.len(), run) };
-    let Some((planned, beside)) = planned else {
-        return Err(refused("plan", "it is made inside another plan"));
-    };
-    let (result, mut books) = planned?;
-    for (books, beside) in books.iter_mut().zip(beside) {
-        (books.peak_beside, books.launches) = (beside.plain_peak, beside.launches);
-    }
-    Ok((result, books))
-}
-
 /// Exists while the thread plans.
-struct Plan;
+pub(crate) struct Planning;
 
-impl Plan {
-    fn begin(ordinals: Range<u32>) -> Self {
-        PLANNED.set(Some(ordinals));
+impl Planning {
+    /// Devices for these GPUs, which this thread may use while the first result exists. The driver keeps books for the thread already.
+    pub fn begin(gpus: &[PlannedGpu]) -> Result<(Self, Vec<CudaDevice>)> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let count = gpus.len() as u32;
+        let first = FIRST + NEXT.fetch_add(count, Ordering::Relaxed) % (u32::MAX - FIRST - count);
+        PLANNED.set(Some(first..first + count));
         HOST_BYTES.set(0);
         device::forget_current();
-        Self
+        let planning = Self;
+        let devices = gpus.iter().zip(first..).map(|(gpu, ordinal)| CudaDevice::planned(gpu, ordinal));
+        Ok((planning, devices.collect::<Result<_>>()?))
+    }
+
+    /// Bytes of weights that would be in host memory.
+    pub fn host_bytes(&self) -> usize {
+        HOST_BYTES.get()
     }
 }
 
-impl Drop for Plan {
+impl Drop for Planning {
     fn drop(&mut self) {
-        memory::forget_planned();
         PLANNED.set(None);
         device::forget_current();
     }
@@ -168,41 +92,7 @@ pub(crate) fn count_host_bytes(bytes: usize) {
     HOST_BYTES.set(HOST_BYTES.get() + bytes);
 }
 
-fn refused(op: &'static str, reason: &str) -> Error {
+pub(crate) fn refused(op: &'static str, reason: &str) -> Error {
     let (argument, value) = ("device", "a planned GPU".to_owned());
     Error::Unsupported { op, argument, value, reason: reason.to_owned() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{DType, Device, Tensor};
-
-    const GPU: PlannedGpu = PlannedGpu { capability: (6, 1), multiprocessors: 20, memory: usize::MAX };
-
-    #[test]
-    fn devices_are_of_their_plan_alone() -> Result<()> {
-        let (tensor, books) = plan(&[GPU], |devices| {
-            assert!(plan(&[GPU], |_| Ok(())).is_err(), "a plan inside a plan");
-            Tensor::zeros([1000], DType::F32, &Device::Cuda(devices[0].clone()))
-        })?;
-        assert!(books[0].peak_live >= 4000);
-        assert!(tensor.to_vec::<f32>().is_err());
-        assert!(Tensor::zeros_like(&tensor).is_err());
-        drop(tensor);
-        plan(&[GPU], |_| Ok(())).map(drop)
-    }
-
-    #[test]
-    fn a_limit_is_kept() -> Result<()> {
-        let small = PlannedGpu { memory: 8 << 20, ..GPU };
-        let of = |elements: usize| {
-            plan(&[GPU, small], |devices| {
-                Tensor::zeros([elements], DType::F32, &Device::Cuda(devices[1].clone()))
-            })
-        };
-        assert!(matches!(of(4 << 20), Err(Error::OutOfMemory { .. })));
-        assert_eq!(of(1 << 20)?.1.iter().map(|books| books.peak_live).collect::<Vec<_>>(), [0, 4 << 20]);
-        Ok(())
-    }
 }

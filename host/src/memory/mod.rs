@@ -16,7 +16,6 @@ mod link_tests;
 mod order;
 mod pinned;
 mod pool;
-mod rehearsal;
 pub mod simulated;
 mod slab;
 #[cfg(test)]
@@ -72,5 +71,4 @@ pub use link::{Link, Way};
 pub(crate) use pinned::Posted;
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};
-pub use rehearsal::{Rehearsal, Rehearsed};
 pub use upstream::{Timeline, Upstream};

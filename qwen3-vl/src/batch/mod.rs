@@ -44,7 +44,7 @@ use std::time::{Duration, Instant};
 
 pub use pascaline::ops::PAGE;
 pub use prefix::{KeyedPrompt, Prefixes};
-pub(crate) use rehearsal::rehearse;
+pub(crate) use rehearsal::{Rehearsed, rehearse};
 
 /// How a [`Batch`] uses memory and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

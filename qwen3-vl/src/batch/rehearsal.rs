@@ -8,6 +8,7 @@ use crate::network::Network;
 use crate::text::ImageRun;
 use crate::vision::VisionProgress;
 use pascaline::nn::KvPages;
+use pascaline::ops::PAGE;
 use pascaline::{DType, Result, Tensor, cuda};
 
 /// What a batch takes beside its pages.
@@ -40,7 +41,11 @@ pub(crate) fn rehearse(
     let (answers, prompt) = (batch.max_sequences, work.prompt.max(1));
     let numbers: Vec<u32> = (0..batch.pages as u32).collect();
     let pages = |tokens: usize| &numbers[..pages_of(tokens).clamp(1, batch.pages)];
-    let part = |rows: usize| Part { rows: vec![ROW; rows], pages: pages(prompt), len: rows, wanted: true };
+    let part = |rows: usize| {
+        let pages = pages(prompt);
+        let len = rows.min(pages.len() * PAGE);
+        Part { rows: vec![ROW; len], pages, len, wanted: true }
+    };
     let last = |count: usize, width: usize| vec![Last { row: ROW, pages: &numbers[..width], len: 1 }; count];
     let most = network.tokens_per_pass().min(prompt.saturating_mul(answers));
     let wanting = answers.min(most);
