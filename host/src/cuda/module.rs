@@ -62,7 +62,7 @@ impl Modules {
     }
 
     /// The modules that a planned device would have loaded, in the order of their first use.
-    pub(super) fn of_plan(&self) -> Vec<&'static str> {
+    pub(crate) fn of_plan(&self) -> Vec<&'static str> {
         let written =
             self.planned.as_ref().map(|names| names.lock().unwrap_or_else(PoisonError::into_inner).clone());
         written.unwrap_or_default()
