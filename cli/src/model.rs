@@ -8,11 +8,11 @@ use super::fit;
 use super::hub;
 use super::output::Output;
 use super::speed;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
 use pascaline::nn::AllReduce;
-use pascaline::quant::{self, Format};
+use pascaline::quant::{self, FORMATS};
 use pascaline::{DType, Device, Error, memory};
 use qwen3_vl::batch::{BatchOptions, PAGE};
 use qwen3_vl::config::Config;
@@ -61,10 +61,9 @@ pub(super) struct LoadArgs {
 
     /// The type of matrices. If not given, f16 on a GPU and f32 on the CPU, and matrices that are quantised in a GGUF file
     /// stay quantised. f32 and f16 compute in f32. The other types are quantised while the model loads and multiplied by
-    /// dp4a. Bits per value: q8_0 8.5, q6_k 6.6, q5_k 5.5, q4_k, q4_0 and iq4_nl 4.5, iq4_xs 4.25. q4_k, iq4_nl and iq4_xs
-    /// have a smaller error than q4_0.
-    #[arg(long, value_name = "TYPE")]
-    pub dtype: Option<WeightType>,
+    /// dp4a; q4_k, iq4_nl and iq4_xs have a smaller error than q4_0.
+    #[arg(long, value_name = "TYPE", value_parser = weight_types())]
+    pub dtype: Option<Matrices>,
 
     /// The type of keys and values in the cache; f32 if not given. 16-bit floats take half the memory: f16, bf16, and those
     /// that `float16` measures, by their exponent bits. q8_0 takes 8.5 bits per value.
@@ -83,8 +82,8 @@ pub(super) struct LoadArgs {
 
     /// The type of the vision tower's matrices; if not given, that of the others. q8_0 encodes pictures with 8-bit
     /// products.
-    #[arg(long, value_name = "TYPE")]
-    pub vision_dtype: Option<WeightType>,
+    #[arg(long, value_name = "TYPE", value_parser = weight_types())]
+    pub vision_dtype: Option<Matrices>,
 
     /// The most prompt tokens in one pass. A lower number bounds the memory of a long prompt; a higher one keeps a GPU
     /// busy.
@@ -141,40 +140,19 @@ impl StorageType {
 }
 
 /// `--dtype` for a model that generates.
-#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
-pub(super) enum WeightType {
-    F16,
-    F32,
-    #[value(name = "q8_0")]
-    Q8_0,
-    #[value(name = "q4_0")]
-    Q4_0,
-    #[value(name = "q4_k")]
-    Q4K,
-    #[value(name = "q5_k")]
-    Q5K,
-    #[value(name = "q6_k")]
-    Q6K,
-    #[value(name = "iq4_nl")]
-    Iq4Nl,
-    #[value(name = "iq4_xs")]
-    Iq4Xs,
-}
-
-impl WeightType {
-    pub fn matrices(self) -> Matrices {
-        Matrices::Quantized(match self {
-            Self::F16 => return Matrices::Float(DType::F16),
-            Self::F32 => return Matrices::Float(DType::F32),
-            Self::Q8_0 => Format::Q8_0,
-            Self::Q4_0 => Format::Q4_0,
-            Self::Q4K => Format::Q4K,
-            Self::Q5K => Format::Q5K,
-            Self::Q6K => Format::Q6K,
-            Self::Iq4Nl => Format::Iq4Nl,
-            Self::Iq4Xs => Format::Iq4Xs,
-        })
-    }
+pub(super) fn weight_types() -> impl TypedValueParser<Value = Matrices> {
+    let floats = [("f16", 16.0, Matrices::Float(DType::F16)), ("f32", 32.0, Matrices::Float(DType::F32))];
+    let formats = FORMATS.into_iter().filter(|format| format.descriptor().file.is_some());
+    let formats = formats
+        .map(|format| (quant::name(format), format.descriptor().stored_bits(), Matrices::Quantized(format)));
+    let types: Vec<_> = floats.into_iter().chain(formats).collect();
+    let value = |(name, bits, _): &(&'static str, f64, _)| {
+        PossibleValue::new(*name).help(format!("{bits:.2} bits a value"))
+    };
+    PossibleValuesParser::new(types.iter().map(value).collect::<Vec<_>>()).try_map(move |given| {
+        let found = types.iter().find(|(name, ..)| *name == given);
+        found.map(|(_, _, matrices)| *matrices).ok_or("it must be one of the types")
+    })
 }
 
 /// As [`ModelArgs::check`].
@@ -274,8 +252,7 @@ impl ModelArgs {
     pub fn explain(&self, error: &Error) -> String {
         let Error::OutOfMemory { .. } = error else { return error.to_string() };
         let mut smaller = Vec::new();
-        use WeightType::{Iq4Nl, Iq4Xs, Q4_0, Q4K};
-        if !matches!(self.load.dtype, Some(Q4_0 | Q4K | Iq4Nl | Iq4Xs)) {
+        if !matches!(self.load.dtype, Some(Matrices::Quantized(format)) if quant::bits(format) <= 4) {
             smaller.push("`--dtype q4_k` (matrices)");
         }
         if self.load.cache != Some(KvFormat::Q8_0) {
@@ -312,11 +289,11 @@ impl ModelArgs {
     /// The options that were given; `None` for the others.
     pub fn asked(&self) -> Asked {
         Asked {
-            matrices: self.load.dtype.map(WeightType::matrices),
+            matrices: self.load.dtype,
             cache: self.load.cache,
             gpu_layers: self.load.gpu_layers,
             vision: self.load.vision_device.map(VisionDevice::place),
-            vision_matrices: self.load.vision_dtype.map(WeightType::matrices),
+            vision_matrices: self.load.vision_dtype,
         }
     }
 

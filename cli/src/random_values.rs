@@ -89,12 +89,8 @@ impl Pattern {
 
     /// Blocks with scale `d`, and minima that centre the values.
     fn blocks(ty: GgmlType, d: f32) -> Self {
-        let centre = match ty {
-            GgmlType::Q4_K => 7.5,
-            GgmlType::Q5_K => 15.5,
-            _ => 0.0,
-        };
-        let scales = ty.scales().iter().zip([d, centre * d]);
+        let about = ty.descriptor();
+        let scales = about.scales.iter().zip([d, about.centre * d]);
         let scales = scales.map(|(&at, scale)| (at, f16::from_f32(scale).to_le_bytes())).collect();
         Self::Blocks { size: ty.block_bytes(), scales }
     }
@@ -129,18 +125,7 @@ mod tests {
 
     #[test]
     fn values_have_the_deviation_in_every_type() -> Result<(), Failure> {
-        for ty in [
-            GgmlType::F32,
-            GgmlType::F16,
-            GgmlType::BF16,
-            GgmlType::Q8_0,
-            GgmlType::Q4_0,
-            GgmlType::Q4_K,
-            GgmlType::Q5_K,
-            GgmlType::Q6_K,
-            GgmlType::IQ4_NL,
-            GgmlType::IQ4_XS,
-        ] {
+        for ty in GgmlType::ALL {
             let count = PIECE + 512;
             let (mut bytes, mut values) = (Vec::new(), vec![f32::NAN; count]);
             generate(ty, count, Fill::Random, 1, |piece| {

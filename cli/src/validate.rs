@@ -4,7 +4,7 @@ use super::case_args::CaseArgs;
 use super::devices::DevicesArgs;
 use super::environment::Environment;
 use super::failure::Failure;
-use super::model::{StorageType, WeightType, cache_formats};
+use super::model::{StorageType, cache_formats, weight_types};
 use super::screen::Style;
 use super::table::{self, Column, Table};
 use super::validate_model::{self, Types};
@@ -13,6 +13,7 @@ use pascaline::cuda::{is_lost, trace};
 use pascaline::kv::KvFormat;
 use pascaline::{DType, Device};
 use pascaline_testing::{Case, Purpose, check};
+use qwen3_vl::Matrices;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -43,8 +44,8 @@ pub(super) struct Args {
     dtype: Option<StorageType>,
 
     /// With --model, the type of the vision tower's matrices, if different; the column `embeddings` shows its error.
-    #[arg(long, value_name = "TYPE", requires = "model")]
-    vision_dtype: Option<WeightType>,
+    #[arg(long, value_name = "TYPE", requires = "model", value_parser = weight_types())]
+    vision_dtype: Option<Matrices>,
 
     /// With --model, the type of keys and values in the cache; f32 if not given.
     #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats())]
@@ -94,7 +95,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(model) = &args.model {
         let types = Types {
             matrices: args.dtype.map_or(DType::F32, StorageType::dtype),
-            vision: args.vision_dtype.map(WeightType::matrices),
+            vision: args.vision_dtype,
             cache: args.cache,
         };
         let devices = (&args.select.device, &args.several);

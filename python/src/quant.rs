@@ -61,7 +61,7 @@ impl PyQuantTensor {
         PyTuple::new(py, self.inner.shape().dims())
     }
 
-    /// "i8", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "iq4_nl" or "iq4_xs".
+    /// The format's name, as for ``quantize``.
     #[getter]
     fn format(&self) -> &'static str {
         quant::name(self.inner.format())
@@ -137,8 +137,9 @@ impl PyFloat16Tensor {
 
 /// Quantises a matrix. x: [n, k] float32, contiguous, k > 0.
 ///
-/// format: "i8", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "iq4_nl" or "iq4_xs". scales: "absmax"; or, for the first three formats,
-/// "least_error", or a share above 0 and at most 1 of the magnitudes that are within the quants' range (the others are clipped).
+/// format: "i8", or a type of GGUF files in lower case, such as "q4_k"; the error for another name lists all. scales: "absmax"; or, for
+/// "i8", "q8_0" and "q4_0", "least_error", or a share above 0 and at most 1 of the magnitudes that are within the quants' range (the
+/// others are clipped).
 /// Raises ShapeError, DTypeError, LayoutError, UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (x, format, scales = None))]

@@ -6,7 +6,7 @@ use super::model::{Matrices, Qwen3Vl};
 use super::preprocess::Patches;
 use super::vision::VisionOutput;
 use pascaline::kv::KvFormat;
-use pascaline::quant::Format;
+use pascaline::quant;
 use pascaline::{DType, Result, Tensor};
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -92,17 +92,7 @@ impl Limits {
         let lost = match matrices {
             Matrices::Float(DType::F16) => 0.5f64.powi(11),
             Matrices::Float(_) => 0.0,
-            Matrices::Quantized(format) => {
-                let weights: f64 = match format {
-                    Format::I8 => 1e-2,
-                    Format::Q8_0 => 5.1e-3,
-                    Format::Q6K => 1.7e-2,
-                    Format::Q5K => 3.5e-2,
-                    Format::Q4K => 6.9e-2,
-                    Format::Q4_0 | Format::Iq4Nl | Format::Iq4Xs => 8.2e-2,
-                };
-                weights.hypot(5.1e-3)
-            }
+            Matrices::Quantized(format) => quant::error(format).hypot(5.1e-3),
         };
         Self { stage: self.stage + 2.0 * lost * (4.0 * depth as f64).sqrt(), ..self }
     }

@@ -1,9 +1,9 @@
 //! Products with the values of quantised matrices, in f32, and their gradients.
 
 use super::held::Held;
-use super::quant::{reference_weights, super_blocks};
+use super::quant::reference_weights;
 use super::{About, Case, HostTensor, Purpose, Tolerance, data};
-use pascaline::quant::{Format, QuantTensor, name};
+use pascaline::quant::{Format, QuantTensor, block_len, name};
 use pascaline::{DType, Result, Tensor, TensorMut, ops};
 
 struct Product {
@@ -30,7 +30,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
                 purpose,
                 stored: Held::default(),
             };
-            let k = if super_blocks(format) { 512 } else { 96 };
+            let k = if block_len(format) == 256 { 512 } else { 96 };
             // whole tiles, parts of tiles, one row, row counts that are no multiple of four, and padding
             for (rows, n, k) in
                 [(64, 64, k), (1, 32, k), (65, 100, k), (7, 33, k), (130, 68, k + 4), (0, 4, k)]

@@ -5,9 +5,8 @@
 
 use super::held::Held;
 use super::{About, Case, HostTensor, Purpose, Tolerance, activate, data};
-use half::f16;
 use pascaline::ops::{Activation, Epilogue};
-use pascaline::quant::{Format, QuantTensor, name};
+use pascaline::quant::{Format, QuantTensor, block_len, name};
 use pascaline::{DType, Device, Result, Shape, Tensor, TensorMut, ops};
 use rayon::prelude::*;
 
@@ -33,8 +32,7 @@ fn reference_of_rows(values: &[f32], cols: usize, format: Format) -> Vec<f64> {
         });
         return rows.collect();
     }
-    let block = if super_blocks(format) { 256 } else { 32 };
-    let (n, k) = (values.len() / cols, cols.next_multiple_of(block));
+    let (n, k) = (values.len() / cols, cols.next_multiple_of(block_len(format)));
     let mut padded = vec![0.0; n * k];
     for (padded, row) in padded.chunks_mut(k).zip(values.chunks(cols)) {
         padded[..cols].copy_from_slice(row);
@@ -46,102 +44,12 @@ fn reference_of_rows(values: &[f32], cols: usize, format: Format) -> Vec<f64> {
     read_gguf(&bytes, format).chunks(k).flat_map(|row| row[..cols].to_vec()).collect()
 }
 
-/// Whether a format's rows are whole blocks of 256 values.
-pub fn super_blocks(format: Format) -> bool {
-    matches!(format, Format::Q4K | Format::Q5K | Format::Q6K | Format::Iq4Xs)
-}
-
-/// The levels of IQ4_NL and IQ4_XS.
-const LEVELS: [f64; 16] = [
-    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
-];
-
-/// The scale and the minimum of block `j` of a super-block, of the 12 bytes that hold Q4_K's and Q5_K's.
-fn scale_min(scales: &[u8], j: usize) -> (f64, f64) {
-    let (scale, min) = match j {
-        0..4 => (scales[j] & 63, scales[j + 4] & 63),
-        _ => (scales[j + 4] & 15 | (scales[j - 4] >> 6) << 4, scales[j + 4] >> 4 | (scales[j] >> 6) << 4),
-    };
-    (f64::from(scale), f64::from(min))
-}
-
-/// GGUF blocks as numbers, exactly.
+/// GGUF blocks as numbers, exactly. A test compares what decodes them with gguf-py.
 pub fn read_gguf(bytes: &[u8], format: Format) -> Vec<f64> {
-    let half = |at: &[u8]| f16::from_le_bytes([at[0], at[1]]).to_f64();
-    let mut values = Vec::new();
-    match format {
-        Format::I8 => {}
-        Format::Q8_0 => {
-            for block in bytes.chunks_exact(34) {
-                let scale = half(block);
-                values.extend(block[2..].iter().map(|&q| scale * f64::from(q as i8)));
-            }
-        }
-        Format::Q4_0 => {
-            for block in bytes.chunks_exact(18) {
-                let scale = half(block);
-                let quant = |q: u8| scale * (f64::from(q) - 8.0);
-                values.extend(block[2..].iter().map(|q| quant(q & 15)));
-                values.extend(block[2..].iter().map(|q| quant(q >> 4)));
-            }
-        }
-        Format::Q4K => {
-            for block in bytes.chunks_exact(144) {
-                let (d, d_min, scales, quants) =
-                    (half(block), half(&block[2..]), &block[4..16], &block[16..]);
-                for j in 0..8 {
-                    let (scale, min) = scale_min(scales, j);
-                    let quants = &quants[j / 2 * 32..][..32];
-                    values.extend(quants.iter().map(|q| {
-                        let q = if j % 2 == 0 { q & 15 } else { q >> 4 };
-                        d * scale * f64::from(q) - d_min * min
-                    }));
-                }
-            }
-        }
-        Format::Q5K => {
-            for block in bytes.chunks_exact(176) {
-                let (d, d_min, scales) = (half(block), half(&block[2..]), &block[4..16]);
-                let (fifth, low) = (&block[16..48], &block[48..]);
-                values.extend((0..256).map(|i| {
-                    let (j, l) = (i / 32, i % 32);
-                    let (scale, min) = scale_min(scales, j);
-                    let q = low[j / 2 * 32 + l] >> (j % 2 * 4) & 15 | (fifth[l] >> j & 1) << 4;
-                    d * scale * f64::from(q) - d_min * min
-                }));
-            }
-        }
-        Format::Q6K => {
-            for block in bytes.chunks_exact(210) {
-                let (low, upper, scales, d) =
-                    (&block[..128], &block[128..192], &block[192..208], half(&block[208..]));
-                values.extend((0..256).map(|i| {
-                    let (half, j, l) = (i / 128, i / 32 % 4, i % 32);
-                    let low = low[64 * half + j % 2 * 32 + l] >> (j / 2 * 4) & 15;
-                    let q = low | (upper[32 * half + l] >> (2 * j) & 3) << 4;
-                    d * f64::from(scales[i / 16] as i8) * (f64::from(q) - 32.0)
-                }));
-            }
-        }
-        Format::Iq4Nl => {
-            for block in bytes.chunks_exact(18) {
-                let scale = half(block);
-                values.extend(block[2..].iter().map(|q| scale * LEVELS[usize::from(q & 15)]));
-                values.extend(block[2..].iter().map(|q| scale * LEVELS[usize::from(q >> 4)]));
-            }
-        }
-        Format::Iq4Xs => {
-            for block in bytes.chunks_exact(136) {
-                let (d, high, low) = (half(block), u16::from_le_bytes([block[2], block[3]]), &block[4..8]);
-                for (j, quants) in block[8..].chunks_exact(16).enumerate() {
-                    let scale = u16::from(low[j / 2] >> (j % 2 * 4) & 15) | (high >> (2 * j) & 3) << 4;
-                    let scale = d * (f64::from(scale) - 32.0);
-                    values.extend(quants.iter().map(|q| scale * LEVELS[usize::from(q & 15)]));
-                    values.extend(quants.iter().map(|q| scale * LEVELS[usize::from(q >> 4)]));
-                }
-            }
-        }
-    }
+    let Some(file) = &format.descriptor().file else { return Vec::new() };
+    let mut values = vec![0.0; bytes.len() / file.bytes * file.block];
+    let blocks = bytes.chunks_exact(file.bytes).zip(values.chunks_exact_mut(file.block));
+    blocks.for_each(|(bytes, values)| (file.decode)(bytes, values));
     values
 }
 

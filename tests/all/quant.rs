@@ -3,10 +3,10 @@
 
 use crate::common;
 use pascaline::ops::{Activation, Epilogue};
-use pascaline::quant::{ErrorReport, FORMATS, Format, QuantRows, QuantTensor, ScaleChoice, name};
-use pascaline::{DType, Device, Error, Result, Tensor, cuda, ops};
+use pascaline::quant::{ErrorReport, FORMATS, Format, QuantRows, QuantTensor, ScaleChoice, block_len, name};
+use pascaline::{DType, Device, Error, Result, Tensor, cuda, ops, quant};
 use pascaline_testing::data;
-use pascaline_testing::quant::{read_gguf, super_blocks};
+use pascaline_testing::quant::read_gguf;
 
 /// The data of ggml's quantisation test (`generate_data` in its `test-quantize-fns`): 0.1 + 2·cos(i + offset).
 fn ggml_data(offset: f32) -> Vec<f32> {
@@ -175,14 +175,8 @@ fn nan_stays_nan() -> Result<()> {
 
 /// Bytes in which every finite half, and every quant, occurs.
 fn gguf_bytes(format: Format, blocks: usize) -> Vec<u8> {
-    let (size, scales) = match format {
-        Format::Q8_0 => (34, &[0][..]),
-        Format::Q4_0 | Format::Iq4Nl => (18, &[0][..]),
-        Format::Q5K => (176, &[0, 2][..]),
-        Format::Q6K => (210, &[208][..]),
-        Format::Iq4Xs => (136, &[0][..]),
-        _ => (144, &[0, 2][..]),
-    };
+    let file = format.descriptor().file.as_ref().expect("a format of files");
+    let (size, scales) = (file.bytes, file.scales);
     let mut bytes: Vec<u8> = (0..blocks * size).map(|i| (i * i / 7 + i * 31) as u8).collect();
     for (b, block) in bytes.chunks_exact_mut(size).enumerate() {
         for (s, &at) in scales.iter().enumerate() {
@@ -198,7 +192,7 @@ fn gguf_bytes_there_and_back_and_their_values() -> Result<()> {
     let device = common::cuda_device();
     for format in FORMATS.into_iter().filter(|format| *format != Format::I8) {
         let (n, k) = (3, 512);
-        let bytes = gguf_bytes(format, n * k / if super_blocks(format) { 256 } else { 32 });
+        let bytes = gguf_bytes(format, n * k / block_len(format));
         for device in [&Device::Cpu, &device] {
             let w = QuantTensor::from_gguf_bytes(format, [n, k], &bytes, device)?;
             assert!(w.to_gguf_bytes()? == bytes, "{}", name(format));
@@ -230,8 +224,7 @@ fn the_values_are_those_of_gguf_py() -> Result<()> {
         for device in [&Device::Cpu, &device] {
             let w = QuantTensor::from_gguf_bytes(format, [2, 256], blocks, device)?;
             let got = ops::dequantize(&w, DType::F32)?.to_vec::<f32>()?;
-            let tolerance =
-                if matches!(format, Format::Q4K | Format::Q5K) { 4.0 * f32::EPSILON * largest } else { 0.0 };
+            let tolerance = if format.descriptor().minimum { 4.0 * f32::EPSILON * largest } else { 0.0 };
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                 assert!((got - want).abs() <= tolerance, "{} {i}: {got} {want}", name(format));
             }
@@ -249,7 +242,7 @@ fn what_does_not_fit_is_a_typed_error() {
     assert!(of(Format::Q8_0, [2, 64], 136).is_ok());
     assert!(matches!(of(Format::Q8_0, [2, 64], 135), Err(Error::Unsupported { argument: "bytes", .. })));
     assert!(matches!(of(Format::Q8_0, [2, 60], 136), Err(Error::Unsupported { argument: "k", .. })));
-    for format in [Format::Q4K, Format::Q5K, Format::Q6K, Format::Iq4Xs] {
+    for format in FORMATS.into_iter().filter(|format| block_len(*format) == 256) {
         assert!(matches!(of(format, [2, 64], 136), Err(Error::Unsupported { argument: "k", .. })));
     }
     assert!(of(Format::Q6K, [2, 256], 420).is_ok() && of(Format::Q6K, [0, 256], 0).is_ok());
@@ -398,7 +391,8 @@ fn searched_scales_are_about_the_best_there_are() -> Result<()> {
     Ok(())
 }
 
-/// More bits lose less, and at the same size the formats that search lose less than Q4_0.
+/// More bits lose less, and at the same size the formats that search lose less than Q4_0. Each loses what its descriptor says, at most and
+/// about.
 #[test]
 fn formats_by_what_they_lose() -> Result<()> {
     let x = data::normal("formats", "x", [16, 512], DType::F32).values;
@@ -409,6 +403,10 @@ fn formats_by_what_they_lose() -> Result<()> {
     common::say(&format!("relative RMS: {:?}", order.map(name).iter().zip(&errors).collect::<Vec<_>>()));
     assert!(errors[..4].is_sorted(), "{errors:?}");
     assert!(errors[3..].iter().all(|error| *error <= errors[6]), "{errors:?}");
+    for format in FORMATS {
+        let (error, most) = (error(format)?, quant::error(format));
+        assert!(error <= most && error > 0.7 * most, "{}: {error}, said to be at most {most}", name(format));
+    }
     Ok(())
 }
 
@@ -436,7 +434,8 @@ fn chosen_scales() -> Result<()> {
     let far = 2f32.powi(-40);
     assert!(by(far, &read_back(&x)?) == read_back(&by(far, &x))?);
     let of = |format, choice| ops::quantize_with(&x, [n, k], format, choice, &Device::Cpu);
-    for format in [Format::Q4K, Format::Q5K, Format::Q6K, Format::Iq4Nl, Format::Iq4Xs] {
+    let chosen = [Format::I8, Format::Q8_0, Format::Q4_0];
+    for format in FORMATS.into_iter().filter(|format| !chosen.contains(format)) {
         assert!(of(format, ScaleChoice::LeastError).is_err() && of(format, ScaleChoice::AbsMax).is_ok());
     }
     assert!(of(Format::Q8_0, ScaleChoice::Percentile(f32::NAN)).is_err());

@@ -15,7 +15,7 @@ pub(crate) fn quantize(w: &mut QuantTensor, x: &Tensor, scales: &Tensor) -> Resu
     let mut row = vec![0.0; k];
     for (r, (x, scales)) in x.chunks_exact(cols).zip(scales.chunks_exact(k / BLOCK)).enumerate() {
         row[..cols].copy_from_slice(x);
-        encode_row(w, r, &row, Some(scales))?;
+        encode_row(w, r, &row, scales)?;
     }
     Ok(())
 }

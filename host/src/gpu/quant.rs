@@ -10,14 +10,9 @@ use cuda_std::KernelSpec;
 use kernels_gpu::device::rows::{MAX_BLOCK_COLS, row_threads};
 use kernels_gpu::quant::blocks::{BLOCK, RowScale};
 use kernels_gpu::quant::decode::{self, Decode, TO_F16, TO_F32};
-use kernels_gpu::quant::encode::{
-    self, Encode, EncodeRows, quant_encode_i8, quant_encode_q4_0, quant_encode_q4_k, quant_encode_q8_0,
-    quant_encode_rows_f16, quant_encode_rows_f32,
-};
-use kernels_gpu::quant::iq4::{quant_encode_iq4_nl, quant_encode_iq4_xs};
+use kernels_gpu::quant::encode::{self, Encode, EncodeRows, quant_encode_rows_f16, quant_encode_rows_f32};
+use kernels_gpu::quant::formats::{ENCODE, Scales};
 use kernels_gpu::quant::norm::{Norm, quant_rms_norm_f32};
-use kernels_gpu::quant::q5_k::quant_encode_q5_k;
-use kernels_gpu::quant::q6_k::quant_encode_q6_k;
 use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight_through_f32};
 use kernels_gpu::quant::tile::{BN, GATED128, SLICES64, TILE32, TILE64, TILE128};
 use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1, Vector1};
@@ -37,35 +32,17 @@ fn fills(m: u32, n: u32, multiprocessors: u32) -> bool {
 }
 
 pub(crate) fn quantize(device: &CudaDevice, w: &mut QuantTensor, x: &Tensor) -> Result<()> {
-    match w.format() {
-        Format::I8 => encode(device, &quant_encode_i8, w, x),
-        Format::Q8_0 => encode(device, &quant_encode_q8_0, w, x),
-        Format::Q4_0 => encode(device, &quant_encode_q4_0, w, x),
-        Format::Q4K => encode(device, &quant_encode_q4_k, w, x),
-        Format::Q5K => encode(device, &quant_encode_q5_k, w, x),
-        Format::Q6K => encode(device, &quant_encode_q6_k, w, x),
-        Format::Iq4Nl => encode(device, &quant_encode_iq4_nl, w, x),
-        Format::Iq4Xs => encode(device, &quant_encode_iq4_xs, w, x),
-    }
-}
-
-fn encode<Q: Copy, S: Copy>(
-    device: &CudaDevice,
-    spec: &KernelSpec<Encode<Q, S>>,
-    w: &mut QuantTensor,
-    x: &Tensor,
-) -> Result<()> {
     let (rows, cols, k) = (w.rows() as u32, w.cols() as u32, w.k as u32);
-    let blocks = match w.format() {
-        Format::I8 => rows,
+    let blocks = match w.format().descriptor().scales {
+        Scales::Row => rows,
         _ => (rows * (k / BLOCK as u32)).div_ceil(encode::THREADS),
     };
     let (quants, scales) =
-        (w.quants.view_mut()?.address() as *mut Q, w.scales.view_mut()?.address() as *mut S);
+        (w.quants.view_mut()?.address() as *mut u8, w.scales.view_mut()?.address() as *mut u8);
     let parameters = Encode { quants, scales, x: x.ptr(), rows, cols, k };
     // SAFETY: `ops::quantize` has checked that x is contiguous [rows, cols] f32 and allocated quants and scales for the
     // format and these dimensions. All are on this stream, of less than 2³¹ values, and nothing else refers to the new ones.
-    unsafe { device.launch(spec, [blocks, 1, 1], &parameters) }
+    unsafe { device.launch(&ENCODE[w.format() as usize], [blocks, 1, 1], &parameters) }
 }
 
 /// Quantises `x` to the last of `rows`, as many as x has: usually all.

@@ -4,7 +4,8 @@ use super::quantize;
 use crate::cpu::quant::{encode_row, reconstruct};
 use crate::quant::{Format, QuantTensor, ScaleChoice, name};
 use crate::{Device, Error, Result, Shape, Tensor};
-use kernels_gpu::quant::blocks::{BLOCK, inverse, quant_i8, quant_q4_0, scale_i8, scale_q4_0};
+use kernels_gpu::quant::blocks::{BLOCK, inverse, quant_i8, scale_i8};
+use kernels_gpu::quant::formats::q4_0;
 
 /// Number of scales that [`ScaleChoice::LeastError`] tries, from 0.4 to 1.4 of the one by the largest magnitude. Above 1,
 /// the largest of a 4-bit block becomes −7 or −6 and not −8. Each scale is then fitted to its quants.
@@ -77,7 +78,7 @@ fn encode_row_by_row(
             .chunks_exact(group)
             .map(|values| choose(format, if format == Format::I8 { &values[..cols] } else { values }, choice))
             .collect();
-        encode_row(tensor, r, &row, Some(&scales))?;
+        encode_row(tensor, r, &row, &scales)?;
     }
     Ok(())
 }
@@ -85,7 +86,7 @@ fn encode_row_by_row(
 /// The scale of one group of values.
 fn choose(format: Format, values: &[f32], choice: ScaleChoice) -> f32 {
     let by_maximum = match <&[f32; BLOCK]>::try_from(values) {
-        Ok(block) if format == Format::Q4_0 => scale_q4_0(block),
+        Ok(block) if format == Format::Q4_0 => q4_0::scale(block),
         _ => scale_i8(kernels_gpu::quant::blocks::abs_max(values)),
     };
     if by_maximum == 0.0 || !by_maximum.is_finite() {
@@ -125,7 +126,7 @@ fn fitted(format: Format, values: &[f32], scale: f32) -> f32 {
     let (mut xq, mut qq) = (0.0f64, 0.0f64);
     for &x in values {
         let q = match format {
-            Format::Q4_0 => f64::from(quant_q4_0(x, inverse(scale))) - 8.0,
+            Format::Q4_0 => f64::from(q4_0::quant(x, inverse(scale))) - 8.0,
             _ => f64::from(quant_i8(x, inverse(scale))),
         };
         xq += f64::from(x) * q;

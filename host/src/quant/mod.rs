@@ -9,26 +9,49 @@
 //! | `Q5K`      | 5.5            | as Q4_K                                  | between Q4_K and Q6_K                      |
 //! | `Q6K`      | 6.6            | 8 bits per 16 values under one f16 per 256 | the embedding and output matrices of 4-bit models |
 //! | `Iq4Nl`    | 4.5            | one f16 per 32 values; 16 unevenly spaced levels | less error than Q4_0 at its size, rows of any multiple of 32 |
-//! | `Iq4Xs`    | 4.25           | 6 bits per 32 values under one f16 per 256; levels as Iq4Nl | the smallest |
+//! | `Iq4Xs`    | 4.25           | 6 bits per 32 values under one f16 per 256; levels as Iq4Nl | small, with less error than Q4_0 |
 //!
 //! All but `I8` are GGUF's formats; [`QuantTensor::from_gguf_bytes`] reads a file's bytes. In
 //! memory quants and scales are separate arrays, so that kernels can load 16 bytes at a time.
 
 mod choice;
 mod gguf;
-mod gguf_blocks;
-mod layout;
 mod report;
 mod sizes;
 
 pub use choice::ScaleChoice;
+pub use gguf::dequantize_blocks;
+pub(crate) use gguf::{bytes, bytes_mut};
 pub use kernels_gpu::quant::Format;
-pub(crate) use layout::layout;
-pub use layout::{FORMATS, bits, block_len, name};
+pub use kernels_gpu::quant::formats::{DeviceStorage, GgmlType};
 pub use report::ErrorReport;
 
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
+use kernels_gpu::quant::formats::Scales;
+
+/// Every format.
+pub const FORMATS: [Format; kernels_gpu::quant::FORMATS] = Format::ALL;
+
+/// The name in case ids, kernels and messages.
+pub const fn name(format: Format) -> &'static str {
+    format.descriptor().name
+}
+
+/// Bits of a quant, not counting scales.
+pub const fn bits(format: Format) -> usize {
+    format.descriptor().bits
+}
+
+/// Values of a block; a row may be divided only between blocks.
+pub const fn block_len(format: Format) -> usize {
+    format.descriptor().block
+}
+
+/// The relative error on normal values (root mean square), at most.
+pub const fn error(format: Format) -> f64 {
+    format.descriptor().error
+}
 
 /// A matrix of weights [n, k] in a [`Format`], from [`ops::quantize`](crate::ops::quantize) or a GGUF file. Clones share storage.
 #[derive(Clone, Debug)]
@@ -39,8 +62,7 @@ pub struct QuantTensor {
     pub(crate) k: usize,
     /// u32 words: the quants, row-major.
     pub(crate) quants: Tensor,
-    /// f32 [n] (`I8`), f16 [n, k/32] (`Q8_0`, `Q4_0`, `Iq4Nl`), or u32 [n, k/256, words] with 4 words of a super-block for
-    /// `Q4K` and `Q5K`, 5 for `Q6K` and 2 for `Iq4Xs`.
+    /// f32 [n], f16 [n, k/32], or u32 [n, k/256, words], as the format's [`Scales`] say.
     pub(crate) scales: Tensor,
 }
 
@@ -52,7 +74,11 @@ impl QuantTensor {
     pub fn uninitialized(format: Format, shape: Shape, device: &Device) -> Result<Self> {
         let (n, k) = Self::padded(format, &shape)?;
         let quants = Tensor::uninitialized([n, k / 32 * bits(format)], DType::U32, device)?;
-        let (dtype, of_row) = layout(format).scales.of_row(k);
+        let (dtype, of_row) = match format.descriptor().scales {
+            Scales::Row => (DType::F32, vec![]),
+            Scales::Halves => (DType::F16, vec![k / BLOCK]),
+            Scales::Words(words) => (DType::U32, vec![k / SUPER_BLOCK, words]),
+        };
         let scales = Tensor::uninitialized([&[n], &of_row[..]].concat(), dtype, device)?;
         Ok(Self { format, shape, k, quants, scales })
     }

@@ -1,6 +1,6 @@
 //! Sizes of quantised tensors before they are allocated, for planning memory.
 
-use super::{Format, QuantRows, QuantTensor, bits, layout};
+use super::{Format, QuantRows, QuantTensor, bits};
 use crate::{Result, Shape};
 use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
 
@@ -17,7 +17,7 @@ impl QuantTensor {
     /// As for a tensor of that shape: [`Error::Shape`](crate::Error::Shape) or [`Error::TooLarge`](crate::Error::TooLarge).
     pub fn part_bytes(format: Format, shape: [usize; 2]) -> Result<[usize; 2]> {
         let (n, k) = Self::padded(format, &Shape::from(shape))?;
-        Ok([n * k / 8 * bits(format), n * layout(format).scales.row_bytes(k)])
+        Ok([n * k / 8 * bits(format), n * format.descriptor().scales.row_bytes(k)])
     }
 }
 

@@ -75,20 +75,27 @@ pub trait Element: Copy + 'static {
 }
 
 /// `ld.global.nc.v4.b32`. GP10x caches only this form of global load in L1.
-#[gpu_only]
 #[inline(always)]
 pub(crate) unsafe fn load_4_words(pointer: *const u32) -> [u32; 4] {
-    let (a, b, c, d);
-    // SAFETY: the caller's pointer is global, 16-byte aligned, valid, and not written while the kernel runs.
-    unsafe {
-        asm!(
-            "ld.global.nc.v4.b32 {{{a}, {b}, {c}, {d}}}, [{pointer}];",
-            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
-            pointer = in(reg64) pointer,
-            options(pure, readonly, nostack, preserves_flags)
-        );
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let (a, b, c, d);
+        // SAFETY: the caller's pointer is global, 16-byte aligned, valid, and not written while the kernel runs.
+        unsafe {
+            asm!(
+                "ld.global.nc.v4.b32 {{{a}, {b}, {c}, {d}}}, [{pointer}];",
+                a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+                pointer = in(reg64) pointer,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        [a, b, c, d]
     }
-    [a, b, c, d]
+    #[cfg(not(target_arch = "nvptx64"))]
+    // SAFETY: the caller's bytes are readable.
+    unsafe {
+        pointer.cast::<[u32; 4]>().read_unaligned()
+    }
 }
 
 #[gpu_only]
@@ -107,36 +114,50 @@ unsafe fn load_2_words(pointer: *const u32) -> [u32; 2] {
     [a, b]
 }
 
-#[gpu_only]
 #[inline(always)]
 pub(crate) unsafe fn load_word(pointer: *const u32) -> u32 {
-    let word;
-    // SAFETY: the caller's pointer is global, 4-byte aligned, valid, and not written while the kernel runs.
-    unsafe {
-        asm!(
-            "ld.global.nc.b32 {word}, [{pointer}];",
-            word = out(reg32) word,
-            pointer = in(reg64) pointer,
-            options(pure, readonly, nostack, preserves_flags)
-        );
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let word;
+        // SAFETY: the caller's pointer is global, 4-byte aligned, valid, and not written while the kernel runs.
+        unsafe {
+            asm!(
+                "ld.global.nc.b32 {word}, [{pointer}];",
+                word = out(reg32) word,
+                pointer = in(reg64) pointer,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        word
     }
-    word
+    #[cfg(not(target_arch = "nvptx64"))]
+    // SAFETY: the caller's bytes are readable.
+    unsafe {
+        pointer.read_unaligned()
+    }
 }
 
-#[gpu_only]
 #[inline(always)]
 pub(crate) unsafe fn load_half(pointer: *const u16) -> u16 {
-    let half;
-    // SAFETY: the caller's pointer is global, 2-byte aligned, valid, and not written while the kernel runs.
-    unsafe {
-        asm!(
-            "ld.global.nc.b16 {half}, [{pointer}];",
-            half = out(reg16) half,
-            pointer = in(reg64) pointer,
-            options(pure, readonly, nostack, preserves_flags)
-        );
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let half;
+        // SAFETY: the caller's pointer is global, 2-byte aligned, valid, and not written while the kernel runs.
+        unsafe {
+            asm!(
+                "ld.global.nc.b16 {half}, [{pointer}];",
+                half = out(reg16) half,
+                pointer = in(reg64) pointer,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        half
     }
-    half
+    #[cfg(not(target_arch = "nvptx64"))]
+    // SAFETY: the caller's bytes are readable.
+    unsafe {
+        pointer.read_unaligned()
+    }
 }
 
 /// Loads word `index` as [`load_word`] does, with an address that the compiler does not keep in registers between uses.
@@ -177,15 +198,21 @@ pub(crate) unsafe fn load_byte(pointer: *const u8) -> u32 {
     byte
 }
 
-#[gpu_only]
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
-    let value;
-    // SAFETY: arithmetic only.
-    unsafe {
-        asm!("cvt.f32.f16 {}, {};", out(reg32) value, in(reg16) bits, options(pure, nomem, nostack, preserves_flags));
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let value;
+        // SAFETY: arithmetic only.
+        unsafe {
+            asm!("cvt.f32.f16 {}, {};", out(reg32) value, in(reg16) bits, options(pure, nomem, nostack, preserves_flags));
+        }
+        value
     }
-    value
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        crate::float16::Float16::<5>(bits).to_f32()
+    }
 }
 
 #[gpu_only]

@@ -36,20 +36,27 @@ pub unsafe fn load_words(pointer: *const u8) -> [u32; 4] {
 ///
 /// # Safety
 /// As [`Element::load`], for eight bytes, aligned to 8.
-#[gpu_only]
 #[inline(always)]
 pub unsafe fn load_pair(pointer: *const u8) -> [u32; 2] {
-    let (a, b);
-    // SAFETY: the caller's pointer is global, 8-byte aligned, valid, and not written while the kernel runs.
-    unsafe {
-        asm!(
-            "ld.global.nc.v2.b32 {{{a}, {b}}}, [{pointer}];",
-            a = out(reg32) a, b = out(reg32) b,
-            pointer = in(reg64) pointer,
-            options(pure, readonly, nostack, preserves_flags)
-        );
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let (a, b);
+        // SAFETY: the caller's pointer is global, 8-byte aligned, valid, and not written while the kernel runs.
+        unsafe {
+            asm!(
+                "ld.global.nc.v2.b32 {{{a}, {b}}}, [{pointer}];",
+                a = out(reg32) a, b = out(reg32) b,
+                pointer = in(reg64) pointer,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        [a, b]
     }
-    [a, b]
+    #[cfg(not(target_arch = "nvptx64"))]
+    // SAFETY: the caller's bytes are readable.
+    unsafe {
+        pointer.cast::<[u32; 2]>().read_unaligned()
+    }
 }
 
 /// Loads four bytes at once through the read-only path.
@@ -67,20 +74,27 @@ pub unsafe fn load_word(pointer: *const u8) -> u32 {
 ///
 /// # Safety
 /// As [`Element::load`], for two bytes, aligned to 2.
-#[gpu_only]
 #[inline(always)]
 pub unsafe fn load_half_word(pointer: *const u8) -> u32 {
-    let word;
-    // SAFETY: the caller's pointer is global, 2-byte aligned, valid, and not written while the kernel runs.
-    unsafe {
-        asm!(
-            "ld.global.nc.u16 {word}, [{pointer}];",
-            word = out(reg32) word,
-            pointer = in(reg64) pointer,
-            options(pure, readonly, nostack, preserves_flags)
-        );
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let word;
+        // SAFETY: the caller's pointer is global, 2-byte aligned, valid, and not written while the kernel runs.
+        unsafe {
+            asm!(
+                "ld.global.nc.u16 {word}, [{pointer}];",
+                word = out(reg32) word,
+                pointer = in(reg64) pointer,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        word
     }
-    word
+    #[cfg(not(target_arch = "nvptx64"))]
+    // SAFETY: the caller's bytes are readable.
+    unsafe {
+        pointer.cast::<u16>().read_unaligned().into()
+    }
 }
 
 /// Four of the eight bytes of `a` (0 to 3) and `b` (4 to 7): nibble i of `selector` is the number of byte i of the result

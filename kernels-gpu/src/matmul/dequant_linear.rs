@@ -15,7 +15,8 @@ use super::load::{AlongK, Load, PAD};
 use super::regtile::{BK, shared_bytes, tile, tile_place};
 use super::{Product, k_range};
 use crate::device::Shared;
-use crate::quant::weights::{BLOCK_VALUES, Matrix, Q4_0, Q4K, Q8_0, Weights};
+use crate::quant::formats::{q4_0::Q4_0, q4_k::Q4K, q8_0::Q8_0};
+use crate::quant::weights::{BLOCK_VALUES, Matrix, Weights};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 

@@ -4,10 +4,7 @@
 
 use super::FORMATS;
 use super::blocks::BLOCK;
-use super::iq4::{Iq4Nl, Iq4Xs};
-use super::q5_k::Q5K;
-use super::q6_k::Q6K;
-use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights};
+use super::weights::{Matrix, Weights};
 use crate::device::math::fma;
 use crate::device::{Element, F16};
 use cuda_std::prelude::*;
@@ -88,47 +85,48 @@ unsafe fn decode<W: Weights, T: Element>(
 }
 
 macro_rules! decoders {
-    ($($f32:ident $f16:ident: $weights:ident $module:literal;)*) => {
-        $(
-            /// grid = [ceil(rows · ceil(cols / 4) / [`THREADS`])]. An index that is no row gives a row of NaN.
-            ///
-            /// # Safety
-            /// [`Decode`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
-            #[kernel(block = THREADS, module = $module)]
-            pub unsafe fn $f32(p: Decode<f32>) {
-                let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
-                // SAFETY: this kernel's contract is the body's.
-                unsafe { decode::<$weights, f32>(p.y, w, p.ids, p.rows, p.cols, p.n) }
-            }
+    ($($format:ident $file:ident $name:literal $($ggml:ident)?;)*) => {
+        /// By format.
+        mod kernels {
+            $(pub mod $file {
+                use super::super::*;
+                use crate::quant::formats::$file::$format;
 
-            /// As the kernel to f32.
-            ///
-            /// # Safety
-            /// As the kernel to f32.
-            #[kernel(block = THREADS, module = $module)]
-            pub unsafe fn $f16(p: Decode<F16>) {
-                let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
-                // SAFETY: this kernel's contract is the body's.
-                unsafe { decode::<$weights, F16>(p.y, w, p.ids, p.rows, p.cols, p.n) }
-            }
-        )*
+                /// grid = [ceil(rows · ceil(cols / 4) / [`THREADS`])]. An index that is no row gives a row of NaN.
+                ///
+                /// # Safety
+                /// [`Decode`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+                #[kernel(
+                    name = concat!("quant_decode_", $name, "_f32"), block = THREADS, module = concat!("quant_decode_", $name)
+                )]
+                pub unsafe fn to_f32(p: Decode<f32>) {
+                    let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
+                    // SAFETY: this kernel's contract is the body's.
+                    unsafe { decode::<$format, f32>(p.y, w, p.ids, p.rows, p.cols, p.n) }
+                }
+
+                /// As the kernel to f32.
+                ///
+                /// # Safety
+                /// As the kernel to f32.
+                #[kernel(
+                    name = concat!("quant_decode_", $name, "_f16"), block = THREADS, module = concat!("quant_decode_", $name)
+                )]
+                pub unsafe fn to_f16(p: Decode<F16>) {
+                    let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
+                    // SAFETY: this kernel's contract is the body's.
+                    unsafe { decode::<$format, F16>(p.y, w, p.ids, p.rows, p.cols, p.n) }
+                }
+            })*
+        }
 
         /// To f32, by format.
-        pub const TO_F32: [KernelSpec<Decode<f32>>; FORMATS] = [$($f32),*];
+        pub const TO_F32: [KernelSpec<Decode<f32>>; FORMATS] = [$(kernels::$file::to_f32),*];
         /// To f16, by format.
-        pub const TO_F16: [KernelSpec<Decode<F16>>; FORMATS] = [$($f16),*];
+        pub const TO_F16: [KernelSpec<Decode<F16>>; FORMATS] = [$(kernels::$file::to_f16),*];
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($f32.info(), $f16.info(),)*];
+        pub const KERNELS: &[KernelInfo] = &[$(kernels::$file::to_f32.info(), kernels::$file::to_f16.info(),)*];
     };
 }
 
-decoders! {
-    quant_decode_i8_f32 quant_decode_i8_f16: I8 "quant::decode";
-    quant_decode_q8_0_f32 quant_decode_q8_0_f16: Q8_0 "quant::decode";
-    quant_decode_q4_0_f32 quant_decode_q4_0_f16: Q4_0 "quant::decode";
-    quant_decode_q4_k_f32 quant_decode_q4_k_f16: Q4K "quant::decode";
-    quant_decode_q5_k_f32 quant_decode_q5_k_f16: Q5K "quant_decode_q5_k";
-    quant_decode_q6_k_f32 quant_decode_q6_k_f16: Q6K "quant_decode_q6_k";
-    quant_decode_iq4_nl_f32 quant_decode_iq4_nl_f16: Iq4Nl "quant_decode_iq4_nl";
-    quant_decode_iq4_xs_f32 quant_decode_iq4_xs_f16: Iq4Xs "quant_decode_iq4_xs";
-}
+crate::for_each_format!(decoders);

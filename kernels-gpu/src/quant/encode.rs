@@ -3,32 +3,25 @@
 //! The arithmetic of a block is in [`blocks`](super::blocks); the host runs it too, so the bits are the same. Only maxima and
 //! integer sums are reduced across lanes, and their order does not matter.
 //!
-//! | kernel               | a block of 32 is encoded by                 |
-//! |----------------------|------------------------------------------|
-//! | quant_encode_rows_‹t› | 8 lanes (activations)                    |
-//! | quant_encode_i8      | 8 lanes; one thread block per row        |
-//! | quant_encode_q8_0    | 1 lane                                   |
-//! | quant_encode_q4_0    | 1 lane                                   |
-//! | quant_encode_q4_k    | 1 lane, 8 of them for a super-block      |
+//! | kernel               | a block of 32 is encoded by                                     |
+//! |----------------------|-----------------------------------------------------------------|
+//! | quant_encode_rows_‹t› | 8 lanes (activations)                                          |
+//! | quant_encode_‹f›     | 1 lane, 8 of them for a super-block; of I8 8, a row by one block |
 //!
-//! The other formats' kernels are in those formats' files.
+//! The formats' kernels are in their files; here is what they have in common.
 
-use super::blocks::{
-    BLOCK, Half, RowScale, ScalesQ4K, abs_bits, abs_max, inverse, pack_i8, pack_q4_0, scale_i8, scale_q4_0,
-    stored_scale,
-};
-use super::q4_k;
+use super::blocks::{BLOCK, RowScale, abs_max, inverse, pack_i8, scale_i8};
 use super::unroll::unroll;
-use super::weights::{BLOCK_VALUES, SUPER_BLOCKS};
+use super::weights::BLOCK_VALUES;
 use crate::device::int8::dp4a;
-use crate::device::{Element, F16, block_reduce};
+use crate::device::{Element, F16};
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
 
 /// Threads in a block of every kernel.
 pub const THREADS: u32 = 256;
-const WARPS: u32 = THREADS / 32;
+pub(super) const WARPS: u32 = THREADS / 32;
 /// Lanes that encode a block of activations together.
 pub(super) const LANES: u32 = BLOCK_VALUES / 4;
 
@@ -49,32 +42,26 @@ pub struct EncodeRows<T> {
     pub k: u32,
 }
 
-/// The parameters of the kernels for weights: quants and scales as the format has them.
+/// The parameters of the kernels for weights: quants and scales as the format has them, of fewer than 2³¹ values.
+/// grid = [ceil(rows · k / 32 / [`THREADS`])]; for formats with one scale for a row, [rows].
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Encode<Q, S> {
+pub struct Encode {
     /// [rows, k] values, 16-byte aligned
-    pub quants: *mut Q,
+    pub quants: *mut u8,
     /// 16-byte aligned, disjoint from the quants
-    pub scales: *mut S,
+    pub scales: *mut u8,
     /// [rows, cols], 16-byte aligned, disjoint from both
     pub x: *const f32,
     pub rows: u32,
     /// Not more than k.
     pub cols: u32,
-    /// A multiple of 32, for Q4_K of 256.
+    /// A multiple of the format's block.
     pub k: u32,
 }
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelInfo] = &[
-    quant_encode_rows_f32.info(),
-    quant_encode_rows_f16.info(),
-    quant_encode_i8.info(),
-    quant_encode_q8_0.info(),
-    quant_encode_q4_0.info(),
-    quant_encode_q4_k.info(),
-];
+pub const KERNELS: &[KernelInfo] = &[quant_encode_rows_f32.info(), quant_encode_rows_f16.info()];
 
 /// Sixteen bytes that are stored at once.
 #[derive(Clone, Copy)]
@@ -209,94 +196,6 @@ pub unsafe fn quant_encode_rows_f16(p: EncodeRows<F16>) {
     unsafe { encode_rows(p) }
 }
 
-/// grid = [rows]; scales: [rows]
-///
-/// # Safety
-/// [`Encode`] constrains the pointers, which are valid on the launching stream.
-#[kernel(block = THREADS, shared(scratch: [u32; WARPS]), shuffles = 5)]
-pub unsafe fn quant_encode_i8(Encode { quants, scales, x, cols, k, .. }: Encode<u32, f32>) {
-    let (row, tid) = (thread::block_idx_x() as usize, thread::thread_idx_x());
-    // SAFETY: one block per row, so the row is inside all arrays; all threads are at the reduction.
-    unsafe {
-        let (x, quants) = (x.add(row * cols as usize), quants.add(row * (k / 4) as usize));
-        let mut largest = 0;
-        let mut c = tid;
-        while c < cols {
-            largest = abs_bits(f32::load(x.add(c as usize))).max(largest);
-            c += THREADS;
-        }
-        let scale = scale_i8(f32::from_bits(block_reduce::reduce(largest, WARPS, scratch, Max)));
-        let inverse = inverse(scale);
-        let mut word = tid;
-        while word < k / 4 {
-            *quants.add(word as usize) = pack_i8(four(x, word * 4, cols), inverse);
-            word += THREADS;
-        }
-        if tid == 0 {
-            *scales.add(row) = scale;
-        }
-    }
-}
-
-/// grid = [ceil(rows · k / 32 / [`THREADS`])]; scales: [rows, k / 32]
-///
-/// # Safety
-/// As [`quant_encode_i8`], for fewer than 2³¹ values.
-#[kernel(block = THREADS)]
-pub unsafe fn quant_encode_q8_0(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
-    // SAFETY: x is as [`Encode`] says; the block is inside quants and scales.
-    unsafe {
-        let Some((index, values)) = own_block(x, rows, cols, k) else { return };
-        let scale = scale_i8(abs_max(&values));
-        let inverse = inverse(scale);
-        let to = quants.add(index as usize * BLOCK).cast::<Words>();
-        unroll!(HALF < 2 => {
-            let mut words = [0; 4];
-            unroll!(I < 4 => {
-                const AT: usize = HALF * 16 + I * 4;
-                words[I] = pack_i8([values[AT], values[AT + 1], values[AT + 2], values[AT + 3]], inverse);
-            });
-            to.add(HALF).write(Words(words));
-        });
-        *scales.add(index as usize) = stored_scale(scale);
-    }
-}
-
-/// grid and scales as [`quant_encode_q8_0`]; quants: [rows, k / 32, 16]
-///
-/// # Safety
-/// As [`quant_encode_q8_0`].
-#[kernel(block = THREADS)]
-pub unsafe fn quant_encode_q4_0(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
-    // SAFETY: x is as [`Encode`] says; the block is inside quants and scales.
-    unsafe {
-        let Some((index, values)) = own_block(x, rows, cols, k) else { return };
-        let scale = scale_q4_0(&values);
-        quants.cast::<Words>().add(index as usize).write(Words(pack_q4_0(&values, inverse(scale))));
-        *scales.add(index as usize) = stored_scale(scale);
-    }
-}
-
-/// The scales of a super-block with minima, whose blocks belong to eight neighbouring lanes; also the step and the minimum
-/// of this lane's block. `j`: the lane, modulo 8.
-///
-/// # Safety
-/// All 32 lanes call it together.
-#[inline(always)]
-pub(super) unsafe fn super_block<const MAX: i32>(values: &[f32; BLOCK], j: u32) -> (ScalesQ4K, f32, f32) {
-    let fit = q4_k::fit::<MAX>(values);
-    // SAFETY: all 32 lanes are here: this function's contract.
-    unsafe {
-        let max_scale = f32::from_bits(Max.over::<8>(abs_bits(fit.scale)));
-        let max_min = f32::from_bits(Max.over::<8>(abs_bits(fit.min)));
-        let (d, d_min) = q4_k::super_scales(max_scale, max_min);
-        let (scale, min) = q4_k::relative(fit, max_scale, max_min);
-        let packed = ScalesQ4K::bits(j, scale, min).map(|bits| Or.over::<8>(bits));
-        let (step, min) = q4_k::step_min(d.to_f32(), d_min.to_f32(), scale, min);
-        (ScalesQ4K { d, d_min, packed }, step, min)
-    }
-}
-
 /// A lane's chunk of the 32 bytes that the blocks of lanes 2c and 2c + 1 share: the first lane's quants are the low halves,
 /// the second lane's the high halves. The first lane gets 16 of the bytes and the second the other 16. `j`: the lane, modulo
 /// 8; `words`: its block's quants, a byte each.
@@ -313,30 +212,4 @@ pub(super) unsafe fn pair_nibbles(words: [u32; 8], j: u32) -> [u32; 4] {
         shared[I / 4][I % 4] = if j.is_multiple_of(2) { word | other << 4 } else { other | word << 4 };
     });
     if j.is_multiple_of(2) { shared[0] } else { shared[1] }
-}
-
-/// grid as [`quant_encode_q8_0`]; quants: [rows, k / 64, 32], scales: [rows, k / 256]
-///
-/// # Safety
-/// As [`quant_encode_q8_0`].
-#[kernel(block = THREADS, shuffles = 23)]
-pub unsafe fn quant_encode_q4_k(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesQ4K>) {
-    // SAFETY: x is as `Encode` says; what is written is inside quants and scales. All lanes are at the shuffles.
-    unsafe {
-        let (index, inside, values) = own_of_super_block(x, rows, cols, k);
-        let j = index % SUPER_BLOCKS;
-        let (all, step, min) = super_block::<15>(&values, j);
-        let inverse = inverse(step);
-        let mut words = [0; 8];
-        unroll!(I < 8 => unroll!(B < 4 => {
-            words[I] |= q4_k::quant::<15>(values[I * 4 + B], inverse, min) << (8 * B);
-        }));
-        let own = pair_nibbles(words, j);
-        if inside {
-            quants.cast::<Words>().add(index as usize).write(Words(own));
-            if j == 0 {
-                *scales.add((index / SUPER_BLOCKS) as usize) = all;
-            }
-        }
-    }
 }

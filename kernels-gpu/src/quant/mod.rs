@@ -1,14 +1,13 @@
 //! Quantised weights and activations, multiplied by `dp4a`.
 //!
-//! y = act(x·wᵀ + bias) + residual.   y: [m, n] f32, x: [m, k] in [`blocks`]' row layout, w: [n, k] in one of its formats.
+//! y = act(x·wᵀ + bias) + residual.   y: [m, n] f32, x: [m, k] in [`blocks`]' row layout, w: [n, k] in one of the [`formats`].
 //!
 //! | file     | idea                                                               |
 //! |----------|--------------------------------------------------------------------|
-//! | blocks   | the layouts, and the arithmetic of one block on host and device    |
-//! | q4_k     | Q4_K's and Q5_K's choice of scales                                 |
+//! | formats  | the formats of weights: a file each, and a table                   |
+//! | blocks   | the layout of rows, and arithmetic of a block on host and device   |
 //! | search   | the choice of scales of formats without minima                     |
-//! | q5_k, q6_k, iq4 | the layouts of these formats, and f32 to them                  |
-//! | encode   | f32 to the other formats                                           |
+//! | encode   | f32 to rows, and what the formats' encoders share                  |
 //! | norm     | an RMS norm's result to 8-bit rows                                 |
 //! | decode   | every format to f32 and f16, all rows or those at given indices    |
 //! | weights  | how a kernel reads a format                                        |
@@ -25,11 +24,8 @@ pub mod blocks;
 pub mod decode;
 pub mod encode;
 pub mod epilogue;
-pub mod iq4;
+pub mod formats;
 pub mod norm;
-pub mod q4_k;
-pub mod q5_k;
-pub mod q6_k;
 pub mod scaled;
 pub mod search;
 pub mod straight_through;
@@ -38,10 +34,12 @@ mod unroll;
 pub mod vector;
 pub(crate) mod weights;
 
+pub use formats::{FORMATS, Format};
+
 use cuda_std::KernelParams;
 
-/// The parameters of the products of quantised rows: y = act(x·wᵀ + bias) + residual. The formats' layouts are
-/// [`blocks`]'.
+/// The parameters of the products of quantised rows: y = act(x·wᵀ + bias) + residual. The [formats](formats) say how w is
+/// laid out.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Product {
@@ -92,28 +90,4 @@ pub struct Gated {
     pub x_k: u32,
     /// At least n / 2, a multiple of 32. Columns from n / 2 are zeros.
     pub y_k: u32,
-}
-
-/// The number of [formats](Format).
-pub const FORMATS: usize = Format::Iq4Xs as usize + 1;
-
-/// A format of weights. Its number is an index into the lists of kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
-    /// 8 bits, one f32 scale per row.
-    I8,
-    /// 8 bits, one f16 scale per 32 values.
-    Q8_0,
-    /// 4 bits, symmetric, one f16 scale per 32 values.
-    Q4_0,
-    /// 4 bits with a minimum, 6-bit scales per 32 values under f16 scales per 256.
-    Q4K,
-    /// 5 bits, otherwise as Q4_K.
-    Q5K,
-    /// 6 bits, symmetric, 8-bit scales per 16 values under one f16 scale per 256.
-    Q6K,
-    /// 4 bits that index 16 unevenly spaced levels, one f16 scale per 32 values.
-    Iq4Nl,
-    /// The same levels, 6-bit scales per 32 values under one f16 scale per 256.
-    Iq4Xs,
 }

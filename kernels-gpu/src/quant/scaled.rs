@@ -13,11 +13,9 @@
 //! | quant_encode_scaled_‹f›     | 1 lane                      |
 //! | quant_scaled_backward_‹f›   | 8 lanes                     |
 
-use super::blocks::{
-    BLOCK, Half, RANGE_I8, RANGE_Q4_0, abs_max, inverse, pack_i8, pack_q4_0, quant_i8, quant_q4_0, steps,
-    stored_scale,
-};
+use super::blocks::{BLOCK, Half, RANGE_I8, abs_max, inverse, pack_i8, quant_i8, steps, stored_scale};
 use super::encode::{LANES, Words, four, own_block};
+use super::formats::q4_0;
 use super::unroll::unroll;
 use crate::device::Element;
 use cuda_std::KernelInfo;
@@ -69,9 +67,9 @@ pub struct ScaledBackward {
 /// A value's quant, and its part of the scale's gradient for a dy of 1; whether it is within the range. The host runs it too.
 #[inline(always)]
 pub fn derivative<const Q4_0: bool>(x: f32, inverse: f32) -> (f32, bool) {
-    let range = if Q4_0 { RANGE_Q4_0 } else { RANGE_I8 };
+    let range = if Q4_0 { q4_0::RANGE } else { RANGE_I8 };
     let (exact, clipped) = (x * inverse, steps(x, inverse, range));
-    let quant = if Q4_0 { quant_q4_0(clipped, 1.0) as i32 - 8 } else { quant_i8(clipped, 1.0) };
+    let quant = if Q4_0 { q4_0::quant(clipped, 1.0) as i32 - 8 } else { quant_i8(clipped, 1.0) };
     let within = exact >= range[0] - 0.5 && exact < range[1] + 0.5;
     (if within { quant as f32 - exact } else { quant as f32 }, within)
 }
@@ -118,8 +116,8 @@ pub unsafe fn quant_encode_scaled_q4_0(p: EncodeScaled) {
         let Some((index, values)) = own_block(p.x, p.rows, p.cols, p.k) else { return };
         let scale = scale_of(&values, f32::load(p.scales.add(index as usize)));
         let (inverse, mut clipped) = (inverse(scale), [0.0; BLOCK]);
-        unroll!(I < 32 => clipped[I] = steps(values[I], inverse, RANGE_Q4_0));
-        p.quants.cast::<Words>().add(index as usize).write(Words(pack_q4_0(&clipped, 1.0)));
+        unroll!(I < 32 => clipped[I] = steps(values[I], inverse, q4_0::RANGE));
+        p.quants.cast::<Words>().add(index as usize).write(Words(q4_0::pack(&clipped, 1.0)));
         *p.stored.add(index as usize) = stored_scale(scale);
     }
 }

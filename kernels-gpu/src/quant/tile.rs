@@ -26,11 +26,8 @@ use super::activations::row_scale;
 use super::blocks::RowScale;
 use super::encode::activations;
 use super::epilogue::Epilogue;
-use super::iq4::{Iq4Nl, Iq4Xs};
-use super::q5_k::Q5K;
-use super::q6_k::Q6K;
 use super::unroll::unroll;
-use super::weights::{BLOCK_VALUES, I8, MAGIC, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk, upper};
+use super::weights::{BLOCK_VALUES, MAGIC, Matrix, Weights, chunk, upper};
 use super::{FORMATS, Gated, Product};
 use crate::device::Shared;
 use crate::device::int8::{dp4a, load_words};
@@ -648,105 +645,75 @@ unsafe fn tile<
 }
 
 macro_rules! tiles {
-    ($(
-        $(#[$doc:meta])*
-        $list:ident: BM = $bm:literal, TM = $tm:literal, TN = $tn:literal, SLICES = $s:literal, MIN_BLOCKS = $blocks:literal;
-        $i8:ident $q8_0:ident $q4_0:ident $q4_k:ident $q5_k:ident $q6_k:ident $iq4_nl:ident $iq4_xs:ident;
-    )*) => {
-        $(
-            tiles! { @ $i8 I8 $bm $tm $tn $s $blocks }
-            tiles! { @ $q8_0 Q8_0 $bm $tm $tn $s $blocks }
-            tiles! { @ $q4_0 Q4_0 $bm $tm $tn $s $blocks }
-            tiles! { @ $q4_k Q4K $bm $tm $tn $s $blocks }
-            tiles! { @ $q5_k Q5K $bm $tm $tn $s $blocks }
-            tiles! { @ $q6_k Q6K $bm $tm $tn $s $blocks }
-            tiles! { @ $iq4_nl Iq4Nl $bm $tm $tn $s $blocks }
-            tiles! { @ $iq4_xs Iq4Xs $bm $tm $tn $s $blocks }
+    ($($format:ident $file:ident $name:literal $($ggml:ident)?;)*) => {
+        /// By format.
+        mod kernels {
+            $(pub mod $file {
+                use super::super::*;
+                use crate::quant::formats::$file::$format;
 
-            $(#[$doc])*
-            pub const $list: [KernelSpec<Product>; FORMATS] =
-                [$i8, $q8_0, $q4_0, $q4_k, $q5_k, $q6_k, $iq4_nl, $iq4_xs];
-        )*
+                tiles! { @ tile128 $format $name "quant_tile128_" BM = 128, TM = 8, TN = 8, SLICES = 1, MIN_BLOCKS = 2 }
+                tiles! { @ tile64 $format $name "quant_tile64_" BM = 64, TM = 4, TN = 4, SLICES = 1, MIN_BLOCKS = 2 }
+                tiles! { @ slices64 $format $name "quant_slices64_" BM = 64, TM = 4, TN = 4, SLICES = 2, MIN_BLOCKS = 1 }
+                tiles! { @ tile32 $format $name "quant_tile32_" BM = 32, TM = 2, TN = 4, SLICES = 1, MIN_BLOCKS = 2 }
 
-        /// The kernels of products.
+                /// # Safety
+                /// [`Gated`] constrains the pointers, which are valid on the launching stream; m, n, k > 0, and x_k is a multiple
+                /// of 64.
+                #[kernel(
+                    name = concat!("quant_gated128_", $name), block = threads(8), min_blocks = 2,
+                    shared(buffers: [u32; shared_words::<128>()]), shuffles = 48
+                )]
+                pub unsafe fn gated128(p: Gated) {
+                    let Gated { quants, scales, m, n, k, x_k, y_k, .. } = p;
+                    let x = Rows { quants: p.x, scales: p.x_scales, m, k: x_k };
+                    let w = Matrix { quants: p.w, scales: p.w_scales, k };
+                    let output = GatedRows { quants, scales, n, k: y_k };
+                    // SAFETY: this kernel's contract is the body's.
+                    unsafe { tile::<$format, 128, 8, 8, 1, { threads(8) }>(output, x, w, buffers) }
+                }
+            })*
+        }
+
+        /// By format. grid = [ceil(m / 128), ceil(n / BN)]
+        pub const TILE128: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::tile128),*];
+        /// By format. grid = [ceil(m / 64), ceil(n / BN)]
+        pub const TILE64: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::tile64),*];
+        /// By format. grid as [`TILE64`].
+        pub const SLICES64: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::slices64),*];
+        /// By format. grid = [ceil(m / 32), ceil(n / BN)]
+        pub const TILE32: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::tile32),*];
+        /// By format. grid = [ceil(m / 128), y_k / 32]
+        pub const GATED128: [KernelSpec<Gated>; FORMATS] = [$(kernels::$file::gated128),*];
+        /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$(
-            $i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info(),
-            $q5_k.info(), $q6_k.info(), $iq4_nl.info(), $iq4_xs.info(),
+            kernels::$file::tile128.info(),
+            kernels::$file::tile64.info(),
+            kernels::$file::slices64.info(),
+            kernels::$file::tile32.info(),
+            kernels::$file::gated128.info(),
         )*];
     };
-    (@ $name:ident $weights:ident $bm:literal $tm:literal $tn:literal $s:literal $blocks:literal) => {
+    (
+        @ $kernel:ident $format:ident $name:literal $begin:literal
+        BM = $bm:literal, TM = $tm:literal, TN = $tn:literal, SLICES = $s:literal, MIN_BLOCKS = $blocks:literal
+    ) => {
         /// # Safety
         /// [`Product`] constrains the pointers, which are valid on the launching stream; m, n, k > 0 and x_k is a
         /// multiple of 64.
         #[kernel(
-            block = $s * threads($tn), min_blocks = $blocks, shared(buffers: [u32; $s * shared_words::<$bm>()]),
-            module = stringify!($name)
+            name = concat!($begin, $name), block = $s * threads($tn), min_blocks = $blocks,
+            shared(buffers: [u32; $s * shared_words::<$bm>()])
         )]
-        pub unsafe fn $name(p: Product) {
+        pub unsafe fn $kernel(p: Product) {
             let Product { y, bias, residual, m, n, k, x_k, activation, .. } = p;
             let epilogue = Epilogue { y, bias, residual, n, activation };
             let x = Rows { quants: p.x, scales: p.x_scales, m, k: x_k };
             let w = Matrix { quants: p.w, scales: p.w_scales, k };
             // SAFETY: this kernel's contract is the body's.
-            unsafe { tile::<$weights, $bm, $tm, $tn, $s, { threads($tn) }>(epilogue, x, w, buffers) }
+            unsafe { tile::<$format, $bm, $tm, $tn, $s, { threads($tn) }>(epilogue, x, w, buffers) }
         }
     };
 }
 
-tiles! {
-    /// By format. grid = [ceil(m / 128), ceil(n / BN)]
-    TILE128: BM = 128, TM = 8, TN = 8, SLICES = 1, MIN_BLOCKS = 2;
-    quant_tile128_i8 quant_tile128_q8_0 quant_tile128_q4_0 quant_tile128_q4_k
-    quant_tile128_q5_k quant_tile128_q6_k quant_tile128_iq4_nl quant_tile128_iq4_xs;
-    /// By format. grid = [ceil(m / 64), ceil(n / BN)]
-    TILE64: BM = 64, TM = 4, TN = 4, SLICES = 1, MIN_BLOCKS = 2;
-    quant_tile64_i8 quant_tile64_q8_0 quant_tile64_q4_0 quant_tile64_q4_k
-    quant_tile64_q5_k quant_tile64_q6_k quant_tile64_iq4_nl quant_tile64_iq4_xs;
-    /// By format. grid as [`TILE64`].
-    SLICES64: BM = 64, TM = 4, TN = 4, SLICES = 2, MIN_BLOCKS = 1;
-    quant_slices64_i8 quant_slices64_q8_0 quant_slices64_q4_0 quant_slices64_q4_k
-    quant_slices64_q5_k quant_slices64_q6_k quant_slices64_iq4_nl quant_slices64_iq4_xs;
-    /// By format. grid = [ceil(m / 32), ceil(n / BN)]
-    TILE32: BM = 32, TM = 2, TN = 4, SLICES = 1, MIN_BLOCKS = 2;
-    quant_tile32_i8 quant_tile32_q8_0 quant_tile32_q4_0 quant_tile32_q4_k
-    quant_tile32_q5_k quant_tile32_q6_k quant_tile32_iq4_nl quant_tile32_iq4_xs;
-}
-
-macro_rules! gated {
-    ($($name:ident $weights:ident)*) => {
-        $(
-            /// # Safety
-            /// [`Gated`] constrains the pointers, which are valid on the launching stream; m, n, k > 0, and x_k is a multiple
-            /// of 64.
-            #[kernel(
-                block = threads(8), min_blocks = 2, shared(buffers: [u32; shared_words::<128>()]),
-                module = stringify!($name), shuffles = 48
-            )]
-            pub unsafe fn $name(p: Gated) {
-                let Gated { quants, scales, m, n, k, x_k, y_k, .. } = p;
-                let x = Rows { quants: p.x, scales: p.x_scales, m, k: x_k };
-                let w = Matrix { quants: p.w, scales: p.w_scales, k };
-                let output = GatedRows { quants, scales, n, k: y_k };
-                // SAFETY: this kernel's contract is the body's.
-                unsafe { tile::<$weights, 128, 8, 8, 1, { threads(8) }>(output, x, w, buffers) }
-            }
-        )*
-
-        /// By format. grid = [ceil(m / 128), y_k / 32]
-        pub const GATED128: [KernelSpec<Gated>; FORMATS] = [$($name),*];
-
-        /// The kernels of gated products.
-        pub const GATED_KERNELS: &[KernelInfo] = &[$($name.info()),*];
-    };
-}
-
-gated! {
-    quant_gated128_i8 I8
-    quant_gated128_q8_0 Q8_0
-    quant_gated128_q4_0 Q4_0
-    quant_gated128_q4_k Q4K
-    quant_gated128_q5_k Q5K
-    quant_gated128_q6_k Q6K
-    quant_gated128_iq4_nl Iq4Nl
-    quant_gated128_iq4_xs Iq4Xs
-}
+crate::for_each_format!(tiles);

@@ -18,7 +18,7 @@
 //!
 //! | kernel                | rows of x        | rows of w per warp and units of each per lane |
 //! |-----------------------|------------------|-----------------------------------------------|
-//! | quant_vector1_‹f›     | 1, f32           | 2 · 2 (Q4_0, IQ4_NL), 2 · 1 (others)          |
+//! | quant_vector1_‹f›     | 1, f32           | 2 · [`LANE_UNITS`](Weights::LANE_UNITS)       |
 //! | quant_vector2_‹f›     | 1, 2, quantised  | 4 · 1                                         |
 //! | quant_vector4_‹f›     | 3, 4, quantised  | 2 · 1                                         |
 //! | quant_vector8_‹f›     | 5 to 8, quantised | 2 · 1                                        |
@@ -30,13 +30,9 @@
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
 use super::encode::{LANES, activations, four};
 use super::epilogue::Epilogue;
-use super::iq4::{Iq4Nl, Iq4Xs};
-use super::q5_k::Q5K;
-use super::q6_k::Q6K;
 use super::unroll::unroll;
-use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights};
+use super::weights::{Matrix, Weights};
 use super::{FORMATS, Product};
-use crate::device::int8::load_words;
 use crate::device::{keep_order, shared};
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
@@ -165,12 +161,9 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
                 let [quants, upper, scales] = rows.at::<W>(J, unit);
                 let (quants, upper) = (w.quants.wrapping_add(quants as usize), w.quants.wrapping_add(upper as usize));
                 let scales = w.scales.wrapping_add(scales as usize);
-                // SAFETY: the unit exists; rows are whole units, so chunks lie on 16-byte boundaries.
+                // SAFETY: the unit exists; rows are whole units.
                 unsafe {
-                    stage.quants[J][V][0] = load_words(quants);
-                    if chunks::<W>() == 2 {
-                        stage.quants[J][V][1] = load_words(quants.wrapping_add(16));
-                    }
+                    stage.quants[J][V] = W::chunks(quants);
                     stage.upper[J][V] = W::uppers(upper);
                     stage.raw[J][V] = W::raw(scales, unit);
                 }
@@ -438,100 +431,84 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize, const MR: usize>(
     }
 }
 
-macro_rules! vectors1 {
-    ($($name:ident: $weights:ident, $u:literal, $early:literal;)*) => {
-        $(
-            /// One row of x, in f32. grid = any number of blocks, see [`blocks1`].
-            ///
-            /// # Safety
-            /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
-            #[kernel(
-                block = THREADS1, min_blocks = 2, shared_bytes = 4 * (quant_words(TILE) + block_words(TILE)),
-                // shuffle steps: 3 and 3 where x is quantised, 5 for each sum
-                shuffles = 6 * ($early + 1) + 5 * ROWS1, module = stringify!($name)
-            )]
-            pub unsafe fn $name(p: Vector1) {
-                let Vector1 { y, bias, residual, n, k, activation, .. } = p;
-                let epilogue = Epilogue { y, bias, residual, n, activation };
-                let w = Matrix { quants: p.w, scales: p.w_scales, k };
-                // SAFETY: this kernel's contract is the body's.
-                unsafe { vector1::<$weights, $u, $early>(epilogue, p.x, w, p.cols) }
-            }
-        )*
-
-        /// By format.
-        pub const VECTOR1: [KernelSpec<Vector1>; FORMATS] = [$($name),*];
-        const KERNELS1: [KernelInfo; FORMATS] = [$($name.info()),*];
-    };
-}
-
-vectors1! {
-    quant_vector1_i8: I8, 1, 2;
-    quant_vector1_q8_0: Q8_0, 1, 2;
-    quant_vector1_q4_0: Q4_0, 2, 2;
-    quant_vector1_q4_k: Q4K, 1, 1;
-    quant_vector1_q5_k: Q5K, 1, 0;
-    quant_vector1_q6_k: Q6K, 1, 1;
-    quant_vector1_iq4_nl: Iq4Nl, 2, 2;
-    quant_vector1_iq4_xs: Iq4Xs, 1, 1;
-}
+/// Rows of x and rows of w per warp of the variants, in the order of [`VECTOR`].
+const VARIANTS: [(u32, u32); 4] = [(2, 4), (4, 2), (8, 2), (16, 2)];
 
 macro_rules! vectors {
-    ($(
-        $m:literal, $r:literal, MIN_BLOCKS = $blocks:literal:
-        $i8:ident $q8_0:ident $q4_0:ident $q4_k:ident $q5_k:ident $q6_k:ident $iq4_nl:ident $iq4_xs:ident;
-    )*) => {
-        $(
-            vectors! { @ $i8 I8 "quant_vector_i8" $m $r $blocks }
-            vectors! { @ $q8_0 Q8_0 "quant_vector_q8_0" $m $r $blocks }
-            vectors! { @ $q4_0 Q4_0 "quant_vector_q4_0" $m $r $blocks }
-            vectors! { @ $q4_k Q4K "quant_vector_q4_k" $m $r $blocks }
-            vectors! { @ $q5_k Q5K "quant_vector_q5_k" $m $r $blocks }
-            vectors! { @ $q6_k Q6K "quant_vector_q6_k" $m $r $blocks }
-            vectors! { @ $iq4_nl Iq4Nl "quant_vector_iq4_nl" $m $r $blocks }
-            vectors! { @ $iq4_xs Iq4Xs "quant_vector_iq4_xs" $m $r $blocks }
-        )*
+    ($($format:ident $file:ident $name:literal $($ggml:ident)?;)*) => {
+        /// By format.
+        mod kernels {
+            $(pub mod $file {
+                use super::super::*;
+                use crate::quant::formats::$file::$format;
 
-        /// By variant (2, 4, 8, 16 rows of x) and format. grid = [ceil(n / columns per block)], see [`select`].
-        pub const VECTOR: [[KernelSpec<Product>; FORMATS]; 4] =
-            [$([$i8, $q8_0, $q4_0, $q4_k, $q5_k, $q6_k, $iq4_nl, $iq4_xs]),*];
-        const KERNELS_MORE: [[KernelInfo; FORMATS]; 4] = [$([
-            $i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info(),
-            $q5_k.info(), $q6_k.info(), $iq4_nl.info(), $iq4_xs.info(),
-        ]),*];
-        /// Rows of x and rows of w per warp of the variants, in the order of [`VECTOR`].
-        const VARIANTS: [(u32, u32); 4] = [$(($m, $r)),*];
+                const EARLY: usize = $format::EARLY;
+
+                /// One row of x, in f32. grid = any number of blocks, see [`blocks1`].
+                ///
+                /// # Safety
+                /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
+                #[kernel(
+                    name = concat!("quant_vector1_", $name),
+                    block = THREADS1, min_blocks = 2, shared_bytes = 4 * (quant_words(TILE) + block_words(TILE)),
+                    // shuffle steps: 3 and 3 where x is quantised, 5 for each sum
+                    shuffles = 6 * (EARLY as u32 + 1) + 5 * ROWS1
+                )]
+                pub unsafe fn vector1(p: Vector1) {
+                    let Vector1 { y, bias, residual, n, k, activation, .. } = p;
+                    let epilogue = Epilogue { y, bias, residual, n, activation };
+                    let w = Matrix { quants: p.w, scales: p.w_scales, k };
+                    // SAFETY: this kernel's contract is the body's.
+                    unsafe {
+                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY>(epilogue, p.x, w, p.cols)
+                    }
+                }
+
+                // ptxas by default chooses too few registers for eight rows of x, and spills
+                vectors! { @ vector2 $format $name "quant_vector2_" 0 0 }
+                vectors! { @ vector4 $format $name "quant_vector4_" 1 0 }
+                vectors! { @ vector8 $format $name "quant_vector8_" 2 3 }
+                vectors! { @ vector16 $format $name "quant_vector16_" 3 2 }
+            })*
+        }
+
+        /// For one row of x, by format.
+        pub const VECTOR1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::vector1),*];
+        /// By variant (2, 4, 8, 16 rows of x) and format. grid = [ceil(n / columns per block)], see [`variant_for`].
+        pub const VECTOR: [[KernelSpec<Product>; FORMATS]; 4] = [
+            [$(kernels::$file::vector2),*],
+            [$(kernels::$file::vector4),*],
+            [$(kernels::$file::vector8),*],
+            [$(kernels::$file::vector16),*],
+        ];
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$(
+            kernels::$file::vector1.info(),
+            kernels::$file::vector2.info(),
+            kernels::$file::vector4.info(),
+            kernels::$file::vector8.info(),
+            kernels::$file::vector16.info(),
+        )*];
     };
-    (@ $name:ident $weights:ident $module:literal $m:literal $r:literal $blocks:literal) => {
+    (@ $kernel:ident $format:ident $name:literal $begin:literal $variant:literal $blocks:literal) => {
         /// # Safety
         /// [`Product`] constrains the pointers, which are valid on the launching stream; 1 ≤ m ≤ the variant's rows,
         /// and 9 ≤ m for that of 16.
-        #[kernel(block = THREADS, min_blocks = $blocks, shuffles = Spread::<{ $m * $r }>::SHUFFLES, module = $module)]
-        pub unsafe fn $name(p: Product) {
+        #[kernel(
+            name = concat!($begin, $name), block = THREADS, min_blocks = $blocks,
+            shuffles = Spread::<{ (VARIANTS[$variant].0 * VARIANTS[$variant].1) as usize }>::SHUFFLES,
+            module = concat!("quant_vector_", $name)
+        )]
+        pub unsafe fn $kernel(p: Product) {
+            const M: usize = VARIANTS[$variant].0 as usize;
+            const R: usize = VARIANTS[$variant].1 as usize;
             let Product { y, bias, residual, m, n, k, x_k, activation, .. } = p;
             let epilogue = Epilogue { y, bias, residual, n, activation };
             let w = Matrix { quants: p.w, scales: p.w_scales, k };
             // SAFETY: this kernel's contract is the body's.
-            unsafe { vector::<$weights, $m, $r, { $m * $r }>(epilogue, p.x, p.x_scales, w, m, x_k) }
+            unsafe { vector::<$format, M, R, { M * R }>(epilogue, p.x, p.x_scales, w, m, x_k) }
         }
     };
 }
 
-// ptxas by default chooses too few registers for eight rows of x, and spills
-vectors! {
-    2, 4, MIN_BLOCKS = 0:
-    quant_vector2_i8 quant_vector2_q8_0 quant_vector2_q4_0 quant_vector2_q4_k
-    quant_vector2_q5_k quant_vector2_q6_k quant_vector2_iq4_nl quant_vector2_iq4_xs;
-    4, 2, MIN_BLOCKS = 0:
-    quant_vector4_i8 quant_vector4_q8_0 quant_vector4_q4_0 quant_vector4_q4_k
-    quant_vector4_q5_k quant_vector4_q6_k quant_vector4_iq4_nl quant_vector4_iq4_xs;
-    8, 2, MIN_BLOCKS = 3:
-    quant_vector8_i8 quant_vector8_q8_0 quant_vector8_q4_0 quant_vector8_q4_k
-    quant_vector8_q5_k quant_vector8_q6_k quant_vector8_iq4_nl quant_vector8_iq4_xs;
-    16, 2, MIN_BLOCKS = 2:
-    quant_vector16_i8 quant_vector16_q8_0 quant_vector16_q4_0 quant_vector16_q4_k
-    quant_vector16_q5_k quant_vector16_q6_k quant_vector16_iq4_nl quant_vector16_iq4_xs;
-}
-
-/// All kernels of this file.
-pub const KERNELS: [&[KernelInfo]; 2] = [&KERNELS1, KERNELS_MORE.as_flattened()];
+crate::for_each_format!(vectors);

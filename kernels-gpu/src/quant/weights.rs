@@ -2,13 +2,11 @@
 //! two blocks.
 
 use super::activations::Inputs;
-use super::blocks::{BLOCK, BLOCKS_PER_SUPER, RowScale, SUPER_BLOCK, ScalesQ4K};
-use super::q4_k;
+use super::blocks::{BLOCK, BLOCKS_PER_SUPER, RowScale, SUPER_BLOCK};
 use super::unroll::unroll;
 use crate::device::element::load_half;
-use crate::device::int8::{dp4a, load_half_word, load_words, nibbles};
+use crate::device::int8::{dp4a, load_words, nibbles};
 use crate::device::math::fma;
-use crate::device::{Element, F16};
 use cuda_std::inlined;
 
 pub(crate) const BLOCK_VALUES: u32 = BLOCK as u32;
@@ -28,7 +26,7 @@ pub(crate) struct Matrix {
 pub(crate) trait Weights: Copy {
     /// Bits of a quant.
     const BITS: u32;
-    /// Values of a chunk, which is 16 bytes of whole 8-bit quants or of the low four bits of quants.
+    /// Values of a chunk, which is 16 bytes of whole 8-bit quants, or the low four bits (of 3-bit quants two) of quants.
     const CHUNK: u32 = if Self::BITS == 8 { 16 } else { 32 };
     /// The integer that a quant represents is quant − OFFSET.
     const OFFSET: i32;
@@ -43,6 +41,10 @@ pub(crate) trait Weights: Copy {
 
     /// Values that a lane of a product with a vector takes at a time: one block, or two that share bytes.
     const UNIT: u32 = BLOCK_VALUES;
+    /// Units of a row that a lane has in flight, in products with one row of f32.
+    const LANE_UNITS: usize = 1;
+    /// Times four values of that row that a lane loads before w: 0 to 2, by the registers that are left.
+    const EARLY: usize;
     /// The scales of a unit.
     type Scale: Copy;
     /// The loaded bits of a scale, unconverted, so that no instruction waits for the load.
@@ -54,6 +56,31 @@ pub(crate) trait Weights: Copy {
     /// The offset of chunk `chunk` in a row's quants.
     fn chunk_at(chunk: u32) -> u32 {
         chunk * 16
+    }
+
+    /// Chunk `at` an address: 16 bytes, or fewer and then zeros.
+    ///
+    /// # Safety
+    /// It lies there.
+    unsafe fn chunk(at: *const u8) -> [u32; 4] {
+        // SAFETY: the chunk lies at `at`, on a 16-byte boundary: this function's contract, and rows are whole blocks.
+        unsafe { load_words(at) }
+    }
+
+    /// A unit's chunks.
+    ///
+    /// # Safety
+    /// They lie at `at`.
+    unsafe fn chunks(at: *const u8) -> [[u32; 4]; 2] {
+        let mut chunks = [[0; 4]; 2];
+        // SAFETY: as for `chunk`.
+        unsafe {
+            chunks[0] = load_words(at);
+            if Self::UNIT / Self::CHUNK == 2 {
+                chunks[1] = load_words(at.wrapping_add(16));
+            }
+        }
+        chunks
     }
 
     /// The offset of its upper bits.
@@ -169,9 +196,8 @@ pub(super) unsafe fn row_words<W: Weights>(w: Matrix, row: u32) -> *const u32 {
 #[inline(always)]
 pub(super) unsafe fn chunk<W: Weights>(w: Matrix, row: u32, chunk: u32) -> [u32; 4] {
     let row_bytes = (w.k / 8 * W::BITS) as usize;
-    // SAFETY: the chunk exists in `w`: this function's contract. Rows are whole blocks, so chunks lie on 16-byte
-    // boundaries.
-    unsafe { load_words(w.quants.add(row as usize * row_bytes + W::chunk_at(chunk) as usize)) }
+    // SAFETY: the chunk exists in `w`: this function's contract.
+    unsafe { W::chunk(w.quants.add(row as usize * row_bytes + W::chunk_at(chunk) as usize)) }
 }
 
 /// The upper bits of chunk `chunk` of a row.
@@ -249,93 +275,6 @@ macro_rules! half_scales {
 }
 pub(super) use half_scales;
 
-#[derive(Clone, Copy)]
-pub(super) struct I8;
-
-#[inlined]
-impl Weights for I8 {
-    const BITS: u32 = 8;
-    const OFFSET: i32 = 0;
-    const MINIMUM: bool = false;
-    const WHOLE: bool = false;
-    const HIGH: u32 = 0;
-    type Upper = ();
-    type Scale = ();
-    type Raw = ();
-
-    fn scales_at(_unit: u32) -> u32 {
-        0
-    }
-
-    unsafe fn raw(_scales: *const u8, _unit: u32) {}
-
-    fn scale((): (), _lane: u32) {}
-
-    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], (): (), x: &Inputs, acc: f32) -> f32 {
-        let sum = dot32(quants, [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
-        fma(from_magic(sum), x.blocks[0].scale, acc)
-    }
-
-    unsafe fn row_scale(w: Matrix, row: u32) -> f32 {
-        // SAFETY: `row` exists in `w`: this function's contract.
-        unsafe { f32::load(w.scales.cast::<f32>().add(row as usize)) }
-    }
-
-    type Packed = ();
-
-    unsafe fn packed(_w: Matrix, _row: u32, _block: u32) {}
-
-    fn step_min((): (), _block: u32) -> (f32, f32) {
-        (1.0, 0.0)
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct Q8_0;
-
-impl Weights for Q8_0 {
-    const BITS: u32 = 8;
-    const OFFSET: i32 = 0;
-    const MINIMUM: bool = false;
-    const WHOLE: bool = false;
-    const HIGH: u32 = 0;
-    type Upper = ();
-    half_scales!();
-
-    #[inline(always)]
-    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
-        let sum = dot32(quants, [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
-        fma(from_magic(sum), scale * x.blocks[0].scale, acc)
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct Q4_0;
-
-#[inlined]
-impl Weights for Q4_0 {
-    const BITS: u32 = 4;
-    const OFFSET: i32 = 8;
-    const MINIMUM: bool = false;
-    const WHOLE: bool = false;
-    const HIGH: u32 = 1;
-    type Upper = ();
-    half_scales!();
-
-    /// The initial value of the integer sum.
-    fn of_sum(row: RowScale) -> u32 {
-        (MAGIC.to_bits() as i32 - Self::OFFSET * row.sum) as u32
-    }
-
-    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
-        let sum = dot32(Self::widen(quants[0], ()), [x.runs[0], x.runs[1]], x.blocks[0].sum as i32);
-        fma(from_magic(sum), scale * x.blocks[0].scale, acc)
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(crate) struct Q4K;
-
 /// acc + unit · inputs, for a unit of two blocks with minima.
 #[inline(always)]
 pub(super) fn dot_minima<W: Weights>(
@@ -369,66 +308,29 @@ pub(super) unsafe fn super_scales(w: Matrix, row: u32, index: u32, bytes: usize)
     unsafe { w.scales.add(index * bytes) }
 }
 
-/// Step and minimum of block `j` of a super-block.
+/// A run of 16 values · inputs, as a float.
 #[inline(always)]
-fn super_step_min([d, a, b, c]: [u32; 4], j: u32) -> (f32, f32) {
-    let (scale, min) = ScalesQ4K::get([a, b, c], j);
-    q4_k::step_min(F16(d as u16).to_f32(), F16((d >> 16) as u16).to_f32(), scale, min)
+fn dot16(a: [u32; 4], b: [u32; 4]) -> f32 {
+    let mut sum = MAGIC.to_bits() as i32;
+    unroll!(I < 4 => sum = dp4a(a[I], b[I], sum));
+    from_magic(sum)
 }
 
-#[inlined]
-impl Weights for Q4K {
-    const BITS: u32 = 4;
-    const OFFSET: i32 = 0;
-    const MINIMUM: bool = true;
-    const WHOLE: bool = true;
-    const HIGH: u32 = 2;
-    const UNIT: u32 = 2 * BLOCK_VALUES;
-    type Upper = ();
-    /// Step and minimum of the two blocks in the low and the high halves.
-    type Scale = [(f32, f32); 2];
-    type Raw = [u32; 4];
-
-    fn scales_at(unit: u32) -> u32 {
-        unit / 4 * 16
-    }
-
-    unsafe fn raw(scales: *const u8, _unit: u32) -> [u32; 4] {
-        // SAFETY: the unit's scales lie at `scales`: this function's contract.
-        unsafe { load_words(scales) }
-    }
-
-    fn scale([d, a, b, c]: [u32; 4], lane: u32) -> [(f32, f32); 2] {
-        // The bits of two neighbouring blocks at a time. Expressions that depend only on the lane are computed once for all
-        // units.
-        let (second, shift) = (lane % 4 >= 2, lane % 2 * 16);
-        let (from_c, upper, mask) = if second { (0x0f0f, 2, 0x3030) } else { (0, 0, 0x3f3f) };
-        let scales = c >> shift & from_c | a >> (shift + upper) & mask;
-        let mins = c >> (shift + 4) & from_c | b >> (shift + upper) & mask;
-        let (d, d_min) = (F16(d as u16).to_f32(), F16((d >> 16) as u16).to_f32());
-        [
-            q4_k::step_min(d, d_min, scales & 0xff, mins & 0xff),
-            q4_k::step_min(d, d_min, scales >> 8, mins >> 8),
-        ]
-    }
-
-    /// The sum of the activations, in f32.
-    fn of_sum(row: RowScale) -> u32 {
-        (row.sum as f32 * row.scale).to_bits()
-    }
-
-    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32 {
-        dot_minima::<Self>(quants, [(); 2], scale, x, acc)
-    }
-    type Packed = [u32; 4];
-
-    unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 4] {
-        // Four consecutive tiles read the same super-block's scales, so these are mostly in L1.
-        // SAFETY: `row` and `block` exist in `w`: this function's contract.
-        unsafe { load_words(super_scales(w, row, block / SUPER_BLOCKS, size_of::<ScalesQ4K>())) }
-    }
-
-    fn step_min(packed: [u32; 4], block: u32) -> (f32, f32) {
-        super_step_min(packed, block % SUPER_BLOCKS)
-    }
+/// acc + unit · inputs, for a unit of two blocks whose halves have different steps.
+#[inline(always)]
+pub(super) fn dot_halves<W: Weights>(
+    quants: [[u32; 4]; 2],
+    upper: [W::Upper; 2],
+    scale: [f32; 4],
+    x: &Inputs,
+    acc: f32,
+) -> f32 {
+    let (first, second) = (W::widen(quants[0], upper[0]), W::widen(quants[1], upper[1]));
+    let mut acc = acc;
+    unroll!(HALF < 2 => {
+        let sum = dot16(first[HALF], x.runs[2 * HALF]) * scale[2 * HALF];
+        let sum = fma(dot16(second[HALF], x.runs[2 * HALF + 1]), scale[2 * HALF + 1], sum);
+        acc = fma(sum, x.blocks[HALF].scale, acc);
+    });
+    acc
 }

@@ -1,25 +1,25 @@
 //! f32 → blocks, in the layout of files.
 
-use super::GgmlType;
+use super::{DeviceStorage, GgmlType};
 use half::{bf16, f16};
-use pascaline::quant::{Format, QuantTensor};
+use pascaline::quant::QuantTensor;
 use pascaline::{Device, Error, Result};
+use rayon::prelude::*;
 
-/// The format that encodes a type; `None` for types without blocks, or without an encoder here.
-fn format(ty: GgmlType) -> Option<Format> {
-    match super::DeviceStorage::from(ty) {
-        super::DeviceStorage::AsIs(format) => Some(format),
-        _ => None,
-    }
-}
-
-/// Encodes `values` [n, k], row-major, in a type. The work runs on `device`; the bits are the same on every device.
+/// Encodes `values` [n, k], row-major, in a type. Types with kernels are encoded on `device`, with the same bits on
+/// every device.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for types that have no kernels and for values beyond f16's range, or a device error.
+/// [`Error::Unsupported`] for types without an encoder here and for values beyond f16's range, or a device error.
 pub fn encode(ty: GgmlType, values: &[f32], shape: [usize; 2], device: &Device) -> Result<Vec<u8>> {
-    if let Some(format) = format(ty) {
+    if let DeviceStorage::AsIs(format) = DeviceStorage::from(ty) {
         return QuantTensor::from_f32(values, shape, format, device)?.to_gguf_bytes();
+    }
+    if let Some(encode) = ty.descriptor().encode {
+        let mut bytes = vec![0; ty.bytes(values.len())];
+        let blocks = bytes.par_chunks_exact_mut(ty.block_bytes()).zip(values.par_chunks_exact(ty.block()));
+        blocks.for_each(|(bytes, values)| encode(values, bytes));
+        return Ok(bytes);
     }
     let unsupported = |argument, value: String, reason: &str| Error::Unsupported {
         op: "encode",

@@ -104,10 +104,8 @@ impl Mix {
 
 /// The type, or one with smaller blocks if rows are not whole blocks of it.
 fn fitting(ty: GgmlType, columns: usize) -> GgmlType {
-    let smaller = match ty {
-        GgmlType::IQ4_XS | GgmlType::Q4_K => GgmlType::IQ4_NL,
-        _ => GgmlType::Q8_0,
-    };
+    let few_bits = 8 * ty.block_bytes() <= 9 * ty.block() / 2; // at most 4.5
+    let smaller = if few_bits { GgmlType::IQ4_NL } else { GgmlType::Q8_0 };
     let choices = [ty, smaller, GgmlType::F16];
     choices.into_iter().find(|ty| columns.is_multiple_of(ty.block())).unwrap_or(GgmlType::F16)
 }

@@ -6,9 +6,6 @@
 //!
 //! | file       | idea                                                                    |
 //! |------------|-------------------------------------------------------------------------|
-//! | ggml_type  | the types of tensors and the bytes of their blocks                      |
-//! | dequantize | blocks → f32                                                            |
-//! | kept       | the format on the device of each type                                   |
 //! | metadata   | the keys and their values                                               |
 //! | container  | one file's header, each number of which is checked before it is used    |
 //! | shards     | the files of a split model as one, and reading their tensors            |
@@ -21,16 +18,15 @@
 //! | plan       | the layout of a file to be written, before any value is known           |
 //! | convert    | the keys and tensors that the files of a published checkpoint have      |
 //!
+//! The types of tensors and their blocks are the library's (`kernels-gpu/src/quant/formats`).
+//!
 //! Data is read with positioned reads, not memory-mapped: a file that is truncated while in use gives an error and not a
 //! signal.
 
 mod config;
 mod container;
 mod convert;
-mod dequantize;
-mod device_storage;
 mod encode;
-mod ggml_type;
 mod metadata;
 mod mix;
 mod names;
@@ -41,12 +37,10 @@ mod vocabulary;
 
 pub use container::{Container, TensorInfo};
 pub use convert::{text_plan, vision_plan};
-pub use dequantize::dequantize;
-pub use device_storage::DeviceStorage;
 pub use encode::encode;
-pub use ggml_type::GgmlType;
 pub use metadata::{Array, Metadata, Value};
 pub use mix::Mix;
+pub use pascaline::quant::{DeviceStorage, GgmlType, dequantize_blocks as dequantize};
 pub use plan::{Field, Plan, PlannedTensor};
 pub use shards::Gguf;
 

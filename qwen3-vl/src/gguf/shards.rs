@@ -5,7 +5,7 @@
 
 use super::GgmlType;
 use super::container::{Container, TensorInfo};
-use super::dequantize::dequantize;
+use super::dequantize;
 use super::metadata::Metadata;
 use crate::json::bad;
 use crate::read_at::read_exact_at;
@@ -223,7 +223,7 @@ impl Gguf {
         if bytes.len() != info.bytes {
             return Err(self.bad(name, format!("has {} bytes, not {}", info.bytes, bytes.len())));
         }
-        let (block, scales) = (info.ty.block_bytes(), info.ty.scales());
+        let (block, scales) = (info.ty.block_bytes(), info.ty.descriptor().scales);
         let piece = info.ty.bytes(PIECE);
         bytes.par_chunks_mut(piece).enumerate().try_for_each(|(number, bytes)| {
             self.fill(name, file, bytes, info.begin + (number * piece) as u64)?;

@@ -5,8 +5,8 @@ use quote::{format_ident, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{
-    Error, Expr, FnArg, Ident, ItemFn, Pat, PatType, ReturnType, Token, Type, TypeArray, TypeReference,
-    parenthesized, parse_quote,
+    Error, Expr, ExprLit, ExprMacro, FnArg, Ident, ItemFn, Lit, Pat, PatType, ReturnType, Token, Type,
+    TypeArray, TypeReference, parenthesized, parse_quote,
 };
 
 /// One static array of `shared(name: [T; N], ..)`.
@@ -33,10 +33,11 @@ pub struct Options {
     shared_bytes: Option<Expr>,
     shuffles: Option<Expr>,
     module: Option<Expr>,
+    name: Option<String>,
 }
 
 const KNOWN: &str = "unknown option; #[kernel] knows launch_bounds(..), or block, min_blocks, shared(..), shared_bytes, \
-                     shuffles and module";
+                     shuffles, module and name";
 
 impl Parse for Options {
     fn parse(input: ParseStream) -> syn::Result<Self> {
@@ -68,12 +69,17 @@ impl Parse for Options {
             } else {
                 input.parse::<Token![=]>().map_err(|_| Error::new(name.span(), KNOWN))?;
                 let value = Some(input.parse::<Expr>()?);
+                if let (true, Some(value)) = (name == "name", &value) {
+                    options.name = Some(text(value)?);
+                    options.module.get_or_insert_with(|| value.clone());
+                }
                 match name.to_string().as_str() {
                     "block" => options.block = value,
                     "min_blocks" => options.min_blocks = value,
                     "shared_bytes" => options.shared_bytes = value,
                     "shuffles" => options.shuffles = value,
                     "module" => options.module = value,
+                    "name" => {}
                     _ => return Err(Error::new(name.span(), KNOWN)),
                 }
             }
@@ -82,6 +88,19 @@ impl Parse for Options {
             }
         }
         Ok(options)
+    }
+}
+
+/// The text of a literal, or of `concat!` of literals.
+fn text(value: &Expr) -> syn::Result<String> {
+    match value {
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Ok(text.value()),
+        Expr::Group(group) => text(&group.expr), // a fragment of a macro
+        Expr::Macro(ExprMacro { mac, .. }) if mac.path.is_ident("concat") => {
+            let parts = mac.parse_body_with(Punctuated::<Expr, Token![,]>::parse_terminated)?;
+            parts.iter().map(text).collect()
+        }
+        other => Err(Error::new_spanned(other, "a name is a string literal, or concat! of such")),
     }
 }
 
@@ -162,7 +181,8 @@ fn typed(options: &Options, block: &Expr, mut function: ItemFn) -> syn::Result<T
     *function.block = parse_quote!({ #declared #(#statements)* });
 
     let ItemFn { attrs, vis, sig, block: body } = &function;
-    let (name, inputs, symbol) = (&sig.ident, &sig.inputs, sig.ident.to_string());
+    let (name, inputs) = (&sig.ident, &sig.inputs);
+    let symbol = options.name.clone().unwrap_or_else(|| name.to_string());
     let fields: Vec<_> = (0..crate::params::MAX).map(|i| format_ident!("f{i}")).collect();
     let types = (0..crate::params::MAX).map(|i| format_ident!("F{i}"));
     let threads = dims.iter().map(|dim| quote!(* #dim)).collect::<TokenStream>();
@@ -212,6 +232,9 @@ fn listed(options: &Options, mut function: ItemFn) -> syn::Result<TokenStream> {
     let typed_only = [&options.min_blocks, &options.shared_bytes, &options.shuffles];
     if let Some(option) = typed_only.into_iter().flatten().next() {
         return Err(Error::new_spanned(option, "this option needs a `block`"));
+    }
+    if options.name.is_some() {
+        return Err(Error::new_spanned(&function.sig.ident, "a kernel with a name needs a `block`"));
     }
     if let Some(array) = options.shared.first() {
         return Err(Error::new_spanned(&array.name, "shared(..) needs a `block`"));

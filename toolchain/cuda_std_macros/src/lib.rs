@@ -27,7 +27,8 @@ use syn::{DeriveInput, Error, ImplItem, Item, ItemFn, TraitItem, parse_macro_inp
 /// * `shared(tile: [f32; 256], ..)`: static shared memory; each array is a `Shared<T>` of its name in the body.
 /// * `shared_bytes = N`: static shared memory that functions called by the body declare.
 /// * `shuffles = N`: shuffle instructions that the finished PTX must have; see `cuda_std`'s page on convergence.
-/// * `module = "name"`: the PTX module that holds the kernel; the Rust module's path if not given.
+/// * `name = ".."`, or `concat!` of literals: the entry's name, if it is not the function's; for kernels that a macro generates.
+/// * `module = ".."`: the PTX module that holds the kernel; if not given, the entry's `name`, or without one the Rust module's path.
 ///
 /// Launch bounds and module travel through the compiler as marker constants, which `cuda_builder` takes out of the PTX.
 ///

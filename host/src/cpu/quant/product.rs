@@ -12,7 +12,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
-use super::{DecodedRow, Step, read_row};
+use super::{DecodedRow, read_row};
 use crate::cpu::{activate, slice, slice_mut};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{QuantRows, QuantTensor};
@@ -82,7 +82,7 @@ fn product(
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(avx2) = avx2 {
-        let (rows, parts) = (avx2::PreparedRows::new(x, w.format()), avx2::WeightBytes::new(w)?);
+        let (rows, parts) = (avx2::PreparedRows::new(x, w.format()), avx2::WeightBytes::new(w));
         return in_tasks(y, x, w, |first, y| {
             avx2::tiles(avx2, y, &rows, &parts, first);
             finish(first * TILE, y);
@@ -138,14 +138,15 @@ fn portable(y: &mut [&mut [f32]], x: Activations, w: &QuantTensor, first: usize)
 
 /// The dot product of a row of x and a row of w: integer sums within blocks, f32 over blocks.
 fn dot(x: &[i8], scales: &[u32], w: &DecodedRow) -> f32 {
-    let blocks = x.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
+    let (blocks, halves) = (x.chunks_exact(BLOCK).zip(scales.chunks_exact(2)), w.halves);
     blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, step))| {
         let sum = |x: &[i8], w: &[i8]| {
             x.iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum::<i32>() as f32
         };
-        let product = match *step {
-            Step::Whole(step, min) => sum(x, w) * step - scale[1] as i32 as f32 * min,
-            Step::Halves([first, second]) => {
+        let (first, second) = *step;
+        let product = match halves {
+            false => sum(x, w) * first - scale[1] as i32 as f32 * second,
+            true => {
                 let ((x1, x2), (w1, w2)) = (x.split_at(BLOCK / 2), w.split_at(BLOCK / 2));
                 sum(x1, w1) * first + sum(x2, w2) * second
             }

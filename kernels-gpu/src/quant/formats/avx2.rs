@@ -1,0 +1,195 @@
+//! How the CPU's products read a format by AVX2: blocks of 32 quants as bytes, and eight blocks' steps.
+//!
+//! All functions of the trait are called where the processor has AVX2, FMA and F16C; that is their contract.
+
+use super::Format;
+use crate::quant::blocks::BLOCK;
+use std::arch::x86_64::*;
+
+/// Rows of w that are multiplied together.
+pub const ROWS: usize = 8;
+/// Words of four quants of a block.
+const WORDS: usize = BLOCK / 4;
+
+/// A format.
+pub trait Avx2 {
+    /// Its number.
+    const FORMAT: Format;
+    /// Whether [`block`](Self::block) gives signed bytes. If not, the quants are small enough for sums in 16 bits.
+    const SIGNED: bool;
+    /// Added to the quants of a block, so that they are unsigned.
+    const ADDED: i32 = 0;
+    /// How many products of two pairs, each up to 2 · 127 · the largest quant, can be summed in 16 bits.
+    const IN_16_BITS: usize = WORDS;
+
+    /// Block `j` of eight, whose quants are `row`: 32 bytes in the order of the values.
+    ///
+    /// # Safety
+    /// The processor has AVX2, FMA and F16C.
+    unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i;
+
+    /// The steps of a row's eight blocks from number 8 · `group` on, and their minima or the steps of their second halves. Blocks past
+    /// the end have steps of zero.
+    ///
+    /// # Safety
+    /// As [`block`](Self::block).
+    unsafe fn steps(scales: &[u8], group: usize) -> [__m256; 2];
+
+    /// The sums of the products of blocks 2 · `pair` and 2 · `pair` + 1 of eight rows with two blocks of x: for each block the sums of
+    /// its halves, or the whole sums in the first.
+    ///
+    /// # Safety
+    /// As [`block`](Self::block).
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn sums_of_pair<const G: usize>(
+        w: &[&[u8; G]; ROWS],
+        pair: usize,
+        x: [__m256i; 2],
+    ) -> [[__m256i; 2]; 2] {
+        let mut sums = [[_mm256_setzero_si256(); 2]; 2];
+        for i in 0..2 {
+            let mut rows = [_mm256_setzero_si256(); ROWS];
+            for (to, row) in rows.iter_mut().zip(w) {
+                // SAFETY: the processor's features: this function's contract.
+                *to = products(Self::SIGNED, unsafe { Self::block(*row, 2 * pair + i) }, x[i]);
+            }
+            sums[i] = sums_of_each(rows, Self::FORMAT.descriptor().halves);
+        }
+        sums
+    }
+}
+
+/// The sums of two neighbouring products of quants and x. For signed quants the magnitude, up to 128, is the unsigned
+/// operand, and the sign moves to x.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn products(signed: bool, quants: __m256i, x: __m256i) -> __m256i {
+    match signed {
+        true => _mm256_maddubs_epi16(_mm256_abs_epi8(quants), _mm256_sign_epi8(x, quants)),
+        false => _mm256_maddubs_epi16(quants, x),
+    }
+}
+
+/// The sums of each register's 16 products, one lane per register: per half, or all in the first.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sums_of_each(x: [__m256i; ROWS], in_halves: bool) -> [__m256i; 2] {
+    let ones = _mm256_set1_epi16(1);
+    let two = |i: usize| _mm256_hadd_epi32(_mm256_madd_epi16(x[i], ones), _mm256_madd_epi16(x[i + 1], ones));
+    let (a, b) = (_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6)));
+    let halves = of_halves(a, b);
+    match in_halves {
+        true => halves,
+        false => [_mm256_add_epi32(halves[0], halves[1]), _mm256_setzero_si256()],
+    }
+}
+
+/// Adds up each register's lower half, which is a sum of the first block, and its upper half, of the second; one lane per register. 16
+/// bits hold the sum of sixteen products of four bits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn add_16(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
+    let ones = _mm256_set1_epi16(1);
+    let short = |i: usize| _mm256_hadd_epi16(x[i], x[i + 1]);
+    let four = |i: usize| _mm256_madd_epi16(_mm256_hadd_epi16(short(i), short(i + 2)), ones);
+    of_pair(four(0), four(4))
+}
+
+/// As [`add_16`], for products of five bits, of which 16 bits hold the sum of eight.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn add_16_of_8(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
+    let ones = _mm256_set1_epi16(1);
+    let two = |i: usize| _mm256_madd_epi16(_mm256_hadd_epi16(x[i], x[i + 1]), ones);
+    of_pair(_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6)))
+}
+
+/// As [`add_16`], for sums in 32 bits.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn add_32(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
+    let two = |i: usize| _mm256_hadd_epi32(x[i], x[i + 1]);
+    of_pair(_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn of_pair(a: __m256i, b: __m256i) -> [[__m256i; 2]; 2] {
+    of_halves(a, b).map(|sums| [sums, _mm256_setzero_si256()])
+}
+
+/// The lower halves of two registers, and the upper halves.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn of_halves(a: __m256i, b: __m256i) -> [__m256i; 2] {
+    [_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)]
+}
+
+/// The low nibbles of the bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn nibbles(bytes: __m256i) -> __m256i {
+    _mm256_and_si256(bytes, _mm256_set1_epi8(15))
+}
+
+/// The nibbles of block `j` where two blocks share 32 bytes; the low ones are the first's.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn nibbles_of(row: &[u8], j: usize) -> __m256i {
+    nibbles(_mm256_srl_epi16(load(row, j / 2), _mm_cvtsi32_si128(j as i32 % 2 * 4)))
+}
+
+/// For each word the bits of `words` from `from` on, moved up by four.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn upper_bits(words: __m256i, from: __m256i, bits: i8) -> __m256i {
+    _mm256_slli_epi16(_mm256_and_si256(_mm256_srlv_epi32(words, from), _mm256_set1_epi8(bits)), 4)
+}
+
+/// The steps of eight blocks with an f16 scale each.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn halves(scales: &[u8], group: usize) -> [__m256; 2] {
+    let scales = &scales[16 * group..];
+    let halves = match scales.len() < 16 {
+        false => load_half(scales, 0),
+        true => {
+            let mut rest = [0; 16];
+            rest[..scales.len()].copy_from_slice(scales);
+            load_half(&rest, 0)
+        }
+    };
+    [_mm256_cvtph_ps(halves), _mm256_setzero_ps()]
+}
+
+/// Eight times the f16 in the low half of a word.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn half(word: u32) -> __m256 {
+    _mm256_cvtph_ps(_mm_set1_epi16(word as i16))
+}
+
+/// Word `i`.
+#[inline]
+pub fn word(bytes: &[u8], i: usize) -> u32 {
+    u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+}
+
+/// Bytes 32·i to 32·i + 31.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn load(bytes: &[u8], i: usize) -> __m256i {
+    let bytes = &bytes[i * 32..][..32];
+    // SAFETY: the slice is 32 bytes.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+/// Bytes 16·i to 16·i + 15.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn load_half(bytes: &[u8], i: usize) -> __m128i {
+    let bytes = &bytes[i * 16..][..16];
+    // SAFETY: the slice is 16 bytes.
+    unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+}

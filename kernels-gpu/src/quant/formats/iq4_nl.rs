@@ -1,0 +1,143 @@
+//! IQ4_NL: w = d·level(q), q the index of one of 16 [levels](super::levels16), with an f16 scale for each 32 values.
+//!
+//! quants: u4 [n, k], 16 bytes for a block, ordered as [`levels16`](super::levels16) says. scales: f16 [n, k / 32]. A block of a file
+//! is d and 16 bytes as in Q4_0.
+
+use super::levels16::{fit, four, pack, widen};
+use crate::device::int8::load_half_word;
+use crate::device::math::fma;
+use crate::device::{Element, F16};
+use crate::quant::activations::Inputs;
+use crate::quant::blocks::{BLOCK, Half, inverse, stored_scale};
+use crate::quant::encode::{Encode, THREADS, Words, own_block};
+use crate::quant::weights::{MAGIC, Matrix, Weights, dot32, from_magic, half_scale, half_scales};
+use cuda_std::prelude::*;
+
+/// The format.
+#[derive(Clone, Copy)]
+pub struct Iq4Nl;
+
+#[inlined]
+impl Weights for Iq4Nl {
+    const BITS: u32 = 4;
+    const OFFSET: i32 = 0;
+    const MINIMUM: bool = false;
+    const WHOLE: bool = false;
+    const HIGH: u32 = 1;
+    const LANE_UNITS: usize = 2;
+    const EARLY: usize = 2;
+    type Upper = ();
+    half_scales!();
+
+    fn widen(chunk: [u32; 4], (): ()) -> [[u32; 4]; 2] {
+        widen(chunk)
+    }
+
+    unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
+        // SAFETY: the four columns exist in `w`: this function's contract.
+        unsafe { four::<Self>(w, row, group) }
+    }
+
+    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
+        let sum = dot32(widen(quants[0]), [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
+        fma(from_magic(sum), scale * x.blocks[0].scale, acc)
+    }
+}
+
+/// A block is encoded by 1 lane.
+///
+/// # Safety
+/// [`Encode`] constrains the pointers, which are valid on the launching stream, and the grid.
+#[kernel(name = "quant_encode_iq4_nl", block = THREADS)]
+pub unsafe fn encode(Encode { quants, scales, x, rows, cols, k }: Encode) {
+    // SAFETY: x is as `Encode` says; the block is inside quants and scales.
+    unsafe {
+        let Some((index, values)) = own_block(x, rows, cols, k) else { return };
+        let scale = stored_scale(fit(&values));
+        quants.cast::<Words>().add(index as usize).write(Words(pack(&values, inverse(scale.to_f32()))));
+        *scales.cast::<Half>().add(index as usize) = scale;
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod on_host {
+    use super::super::Format;
+    use super::super::host::{DeviceStorage, FileType, Host, Scales, block, half_at, put, put_half};
+    use super::super::levels16::on_host::{from_file, level, to_file};
+    use super::*;
+
+    impl Host for Iq4Nl {
+        const BLOCK: usize = BLOCK;
+        const SCALES: Scales = Scales::Halves;
+        const ERROR: f64 = 8.2e-2;
+        const FILE: Option<FileType> = Some(FileType {
+            id: 20,
+            name: "IQ4_NL",
+            block: 32,
+            bytes: 18,
+            scales: &[0],
+            centre: 0.0,
+            storage: DeviceStorage::AsIs(Format::Iq4Nl),
+            decode: |block, values| {
+                let d = half_at(block, 0);
+                for (i, value) in values.iter_mut().enumerate() {
+                    *value = d * level(&block[2..], i);
+                }
+            },
+            encode: None,
+        });
+
+        fn encode(values: &[f32], quants: &mut [u8], scales: &mut [u8]) {
+            let values = block(values);
+            let scale = stored_scale(fit(&values));
+            put(quants, pack(&values, inverse(scale.to_f32())));
+            put_half(scales, 0, scale);
+        }
+
+        fn from_file(file: &[u8], quants: &mut [u8], scales: &mut [u8]) {
+            scales.copy_from_slice(&file[..2]);
+            from_file::<4>(&file[2..], quants);
+        }
+
+        fn to_file(file: &mut [u8], quants: &[u8], scales: &[u8]) {
+            file[..2].copy_from_slice(scales);
+            to_file::<4>(&mut file[2..], quants);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod on_avx2 {
+    use super::super::Format;
+    use super::super::avx2::{Avx2, ROWS, halves};
+    use super::super::levels16::on_avx2::{block, sums_of_pair};
+    use super::Iq4Nl;
+    use std::arch::x86_64::*;
+
+    impl Avx2 for Iq4Nl {
+        const FORMAT: Format = Format::Iq4Nl;
+        const SIGNED: bool = true;
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
+            block(row, j)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn steps(scales: &[u8], group: usize) -> [__m256; 2] {
+            halves(scales, group)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn sums_of_pair<const G: usize>(
+            w: &[&[u8; G]; ROWS],
+            pair: usize,
+            x: [__m256i; 2],
+        ) -> [[__m256i; 2]; 2] {
+            sums_of_pair(w, pair, x)
+        }
+    }
+}
