@@ -45,7 +45,7 @@ pub struct Books {
 /// ```
 ///
 /// # Errors
-/// Those of `work`; [`Error::Unsupported`] inside another plan. A device of the plan that is used after it, and any other device
+/// Those of `work`; [`Error::Unsupported`](crate::Error::Unsupported) inside another plan. A device of the plan that is used after it, and any other device
 /// inside it, answers with that error too.
 pub fn plan<R>(
     gpus: &[PlannedGpu],
