@@ -13,7 +13,8 @@
 //!   default);
 //! * never meets a result code that cust's enum does not list, which would be undefined behaviour: such a code
 //!   arrives as `CUDA_ERROR_UNKNOWN`, and [`last_failure`] still has its number;
-//! * can be made to fail at any driver call, see [`faults`].
+//! * can be made to fail at any driver call, see [`faults`];
+//! * plans on one thread without any device, beside the driver of the others, see [`planning`].
 //!
 //! A call costs a load, a test and an indirect call on top of the driver's own time.
 //!
@@ -66,6 +67,7 @@
 mod backend;
 mod codes;
 pub mod faults;
+pub mod planning;
 mod table;
 #[cfg(test)]
 mod tests;

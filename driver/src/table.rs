@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use cust_raw::*;
 
-use crate::{backend, codes, faults};
+use crate::{backend, codes, faults, planning};
 
 /// How far a call depends on the device; determines which scripted faults apply to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,11 +45,18 @@ impl Function {
     #[inline(always)]
     fn enter(&'static self) -> Result<*mut c_void, u32> {
         let address = self.address.load(Ordering::Acquire);
-        if address.is_null() || faults::active() { self.enter_slowly(address) } else { Ok(address) }
+        if address.is_null() || faults::active() || planning::active() {
+            self.enter_slowly(address)
+        } else {
+            Ok(address)
+        }
     }
 
     #[cold]
     fn enter_slowly(&'static self, mut address: *mut c_void) -> Result<*mut c_void, u32> {
+        if let Some(planned) = planning::address_of(self.name) {
+            return planned; // scripted faults are the device's
+        }
         let mut resolved = Ok(address);
         if address.is_null() {
             resolved = backend::address_of(self.name);

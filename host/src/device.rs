@@ -114,6 +114,11 @@ impl Device {
         matches!(self, Self::Cuda(_))
     }
 
+    /// Whether it only keeps the books of a [plan](crate::plan).
+    pub fn is_planned(&self) -> bool {
+        self.as_cuda().is_some_and(CudaDevice::is_planned)
+    }
+
     /// The CUDA device; `None` on the CPU.
     pub fn as_cuda(&self) -> Option<&CudaDevice> {
         match self {

@@ -45,6 +45,7 @@ mod mutation;
 pub mod nn;
 pub mod ops;
 mod parallel;
+pub mod plan;
 mod problem;
 pub mod quant;
 mod shape;

@@ -5,13 +5,10 @@ use super::config::Config;
 use super::footprint::Storage;
 use super::gguf::{self, DeviceStorage, GgmlType, Gguf, Tensors};
 use super::json::bad;
-use super::kernels::Stored;
-use super::model::{LoadOptions, Matrices};
+use super::model::LoadOptions;
 use super::processor::Processor;
 use super::weights::Weights;
-use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Result};
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -190,30 +187,6 @@ impl Checkpoint {
             }
         }
         (tensors + options.tokens_per_pass * widest) * DType::F32.size()
-    }
-
-    /// The formats that matrices will have on the device.
-    pub(crate) fn stored(&self, options: &LoadOptions) -> BTreeSet<Stored> {
-        let of = |format: Option<Format>, encoded| Stored { format: format.map(quant::name), encoded };
-        let mut all = BTreeSet::new();
-        if let Some(Matrices::Quantized(format)) = options.vision_matrices {
-            all.insert(of(Some(format), true));
-        }
-        if options.quantize.is_some() {
-            all.insert(of(options.quantize, true));
-            return all;
-        }
-        let kept = self.gguf().filter(|_| options.keep_quantized);
-        let Some(files) = kept else {
-            all.insert(of(None, false));
-            return all;
-        };
-        let containers = files.into_iter().flat_map(Gguf::files);
-        let tensors = containers.flat_map(|container| container.tensors().values());
-        let matrices = tensors.filter(|info| info.shape.len() > 1);
-        let stored = matrices.map(|info| DeviceStorage::from(info.ty));
-        all.extend(stored.map(|kept| of(kept.format(), matches!(kept, DeviceStorage::Converted(_)))));
-        all
     }
 
     /// Its tensors, as [`Weights::open`].

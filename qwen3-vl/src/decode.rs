@@ -1,11 +1,13 @@
 //! Decode: the pass of one token after the prompt, or of several with guessed tokens. On GPUs it is captured once and
 //! replayed.
 
+use super::footprint::peaks;
 use super::lookup::Lookup;
-use super::model::Qwen3Vl;
+use super::network::Network;
 use super::relay::Relay;
 use super::sampling::{self, Sampler};
 use super::text::{Images, Stage, TextModel};
+use pascaline::cuda::trace;
 use pascaline::nn::{KvCache, Rope};
 use pascaline::{DType, Device, Result, Tensor, memory, ops};
 use std::time::Instant;
@@ -122,7 +124,7 @@ pub(super) struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     /// For tokens from position `next` on; all positions and [`ANGLES_AHEAD`] more must fit 32 bits. With `capture`, passes
     /// are graphs, unless layers' weights are streamed.
-    pub fn new(model: &'a Qwen3Vl, next: u32, capture: bool, lookup: Option<Lookup>) -> Result<Self> {
+    pub fn new(model: &'a Network, next: u32, capture: bool, lookup: Option<Lookup>) -> Result<Self> {
         let text = &model.text;
         let angles = text.angles(&positions(next))?;
         let one = RowPasses::new(1, text)?;
@@ -176,6 +178,22 @@ impl<'a> Decoder<'a> {
             self.checked = Some(Checked { guess, right: 0, past, rows });
         }
         next
+    }
+
+    /// Computes, or captures and replays, a pass of one token, and one that checks guesses if the cache has room. For plans: gives the
+    /// launches of a token, and the most bytes in use on each device, graphs not counted.
+    pub fn rehearse(mut self, cache: &mut KvCache, sampler: &Sampler) -> Result<(usize, Vec<usize>)> {
+        let live = |text: &TextModel| peaks(text.stages().iter().map(|stage| &stage.device));
+        let before = live(self.text)?;
+        let (passed, launches) =
+            trace(|| pass(self.text, &self.angles, &mut self.one, self.capture, cache, sampler).map(drop));
+        passed?;
+        if let Some((several, _)) = &mut self.several
+            && cache.capacity() - cache.len() >= CHECKED
+        {
+            pass(self.text, &self.angles, several, self.capture, cache, sampler)?;
+        }
+        Ok((launches.len(), if self.capture { before } else { live(self.text)? }))
     }
 
     /// Kernel launches in the captured pass of one token; `None` if there is none.

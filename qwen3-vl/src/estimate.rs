@@ -43,13 +43,11 @@ const QUANT_SHARE: f64 = 0.5;
 const ATTENTION_SHARE: f64 = 0.6;
 /// Seconds per kernel in a replayed graph.
 const SECONDS_PER_KERNEL: f64 = 2.5e-6;
-/// Kernels of a decoder layer for one token.
-const KERNELS_PER_LAYER: f64 = 9.0;
 
-/// The estimate for given load options; `storage` as for [`footprint`](super::footprint::footprint).
+/// The estimate for given load options; `storage` as for [`Planned`](super::footprint::Planned).
 ///
 /// # Errors
-/// As [`footprint`](super::footprint::footprint).
+/// As [`Planned`](super::footprint::Planned).
 pub fn estimate(
     config: &Config,
     choice: &Choice,
@@ -103,15 +101,14 @@ pub fn estimate(
         picture = picture.max(tower / peaks.host);
     }
 
-    let Footprint { cache, .. } = choice.footprint;
+    let Footprint { cache, launches, .. } = choice.footprint;
     let resident = choice.options.gpu_layers.unwrap_or(layers).min(layers);
     let vocabulary = (text.vocab_size * text.hidden_size * DType::F16.size()) as f64;
     let in_layers = (per_token - vocabulary.min(per_token)).max(0.0);
     let streamed = in_layers * (layers - resident) as f64 / layers.max(1) as f64;
     let passes = work.prompt.div_ceil(choice.options.tokens_per_pass.max(1)) as f64;
     let from_memory = (per_token + cache as f64) / (MEMORY_SHARE * peaks.memory);
-    let token =
-        from_memory.max(streamed / peaks.host) + SECONDS_PER_KERNEL * KERNELS_PER_LAYER * layers as f64;
+    let token = from_memory.max(streamed / peaks.host) + SECONDS_PER_KERNEL * launches as f64;
     Ok(Estimate {
         first_token: picture + prompt.max(passes * streamed / peaks.host) + token,
         tokens_per_second: 1.0 / token,

@@ -6,7 +6,7 @@
 
 use super::batch::{BatchOptions, PAGE};
 use super::config::Config;
-use super::footprint::{Footprint, Gpu, Storage, Workload, batch_footprint, footprint};
+use super::footprint::{Footprint, Gpu, Planned, Storage, Workload};
 use super::model::{LoadOptions, Matrices};
 use super::vision::VisionPlace;
 use pascaline::kv::KvFormat;
@@ -75,11 +75,12 @@ impl Model<'_> {
     /// The planned memory for given load options.
     ///
     /// # Errors
-    /// As [`footprint`].
+    /// As [`Planned::footprint`].
     pub fn plan(&self, options: LoadOptions, work: &Workload, gpu: &Gpu) -> Result<Choice> {
         let storage = |name: &str| (self.storage)(&options, name);
         let gpu = self.beside_adapter(&options, gpu);
-        Ok(Choice { options, footprint: footprint(self.config, &storage, &options, work, &gpu)? })
+        let planned = Planned { config: self.config, storage: &storage, options: &options };
+        Ok(Choice { options, footprint: planned.footprint(work, None, &gpu)? })
     }
 
     /// A GPU of whose memory an adapter has its part.
@@ -102,9 +103,10 @@ impl Model<'_> {
     ) -> Result<(BatchOptions, Footprint)> {
         let storage = |name: &str| (self.storage)(options, name);
         let limited = Gpu { memory: limit, ..self.beside_adapter(options, gpu) };
+        let planned = Planned { config: self.config, storage: &storage, options };
         let plan = |pages| {
             let batch = BatchOptions { pages, ..batch };
-            match batch_footprint(self.config, &storage, options, work, &batch, &limited) {
+            match planned.footprint(work, Some(&batch), &limited) {
                 Ok(footprint) => Ok(Some((batch, footprint))),
                 Err(Error::OutOfMemory { .. }) => Ok(None),
                 Err(error) => Err(error),

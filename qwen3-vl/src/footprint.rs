@@ -1,28 +1,25 @@
-//! The memory that a model takes on a GPU, computed from its sizes alone.
+//! The memory that a model takes on a GPU, from its sizes alone.
 //!
-//! Loading, encoding a picture, prefill and decode are rehearsed: their allocations are made in the same order as in the
-//! modules, on the pool's own logic but without memory ([`Rehearsal`]). Tests compare the result with the pool's books after a
-//! real answer.
+//! Loading, encoding a picture, prefill and decode run on planned devices ([`pascaline::plan`]): the code is that of a real
+//! answer, and tensors have no contents. So allocations, launches and modules are those of a real run. Tests compare the result with
+//! the pool's books after one.
 
-use super::batch::{BatchOptions, PAGE};
-use super::config::{Config, VisionConfig};
-use super::decode::{ANGLES_AHEAD, CHECKED};
-use super::model::{LoadOptions, micro_batch};
-use super::rows;
-use super::vision::VisionPlace;
-use super::weights::{EMBEDDING, LM_HEAD};
+use super::batch::{self, BatchOptions, Rehearsed};
+use super::config::Config;
+use super::decode::{CHECKED, Decoder};
+use super::lookup::Lookup;
+use super::model::LoadOptions;
+use super::network::Network;
+use super::placement::{Placement, SplitMode};
+use super::preprocess::Patches;
+use super::sampling::{Sampler, Sampling};
+use super::text::{ImageRun, Images};
+use super::weights::Weights;
 use pascaline::cuda::CudaDevice;
-use pascaline::internals::pieces::{
-    MLP_ROWS, QUANTIZE_PIECE, even_pieces, prefill_partial_bytes, rows_per_launch, unfused_gate_rows,
-};
-use pascaline::internals::select::{Layouts, Query, Types, scratch_bytes};
-use pascaline::internals::table::Table;
-use pascaline::kv::KvTensor;
-use pascaline::memory::{Link, Rehearsal, Rehearsed};
-use pascaline::ops::Activation;
-use pascaline::quant::{Format, QuantRows, QuantTensor};
-use pascaline::{DType, Error, Result};
-use std::ops::Range;
+use pascaline::plan::{Books, PlannedGpu, plan};
+use pascaline::quant::Format;
+use pascaline::{DType, Device, Error, Result, memory};
+use std::ops::ControlFlow;
 
 /// The storage of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +70,11 @@ impl Gpu {
     /// 2B size. Its use is not known.
     const BESIDE_STREAMING: usize = 24 << 20;
 
+    /// Bytes beside the pool; `streaming`: some layers pass through.
+    fn beside(&self, streaming: bool) -> usize {
+        self.beside_pool + if streaming { self.beside_streaming } else { 0 }
+    }
+
     /// A device; the virtual GPU keeps no code in its memory, and nothing for layers that pass through.
     pub fn of(device: &CudaDevice) -> Self {
         let properties = device.properties();
@@ -91,772 +93,283 @@ impl Gpu {
     }
 }
 
-/// Bytes that a model takes.
+/// What a model takes of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Footprint {
-    /// On the GPU: weights that stay there, and the buffers of streamed layers.
+    /// Bytes on the GPU: weights that stay there, and the buffers of streamed layers.
     pub weights: usize,
-    /// On the GPU: keys and values.
+    /// Bytes on the GPU: keys and values.
     pub cache: usize,
-    /// On the GPU: the most that will be in use.
+    /// Bytes on the GPU: the most that will be in use, graphs not counted.
     pub live: usize,
-    /// On the GPU: the most that the pools will have reserved, and the driver's memory outside them.
+    /// Bytes on the GPU: the most that the pool will have reserved, and the driver's memory outside it.
     pub peak: usize,
-    /// In host memory: streamed weights, and weights that never go to the GPU.
+    /// Bytes in host memory: streamed weights, and weights that never go to a GPU, of all devices together.
     pub host: usize,
+    /// Kernels of a decoded token.
+    pub launches: usize,
 }
 
-/// The part of a model that is on one of several devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Its decoder layers.
-    pub layers: Range<usize>,
-    /// Whether tokens come to it and logits from it.
-    pub is_first: bool,
-    /// Whether it has the vision tower.
-    pub has_vision: bool,
-    /// How many devices a pass goes through one after the other.
-    pub stages: usize,
-    /// Of a row split, which part of each layer, and of how many; else the first of one.
-    pub share: [usize; 2],
-}
+/// Which device has which part: how they share the decoder, the layers of each, and the device with the vision tower.
+pub type Places<'a> = (SplitMode, &'a [usize], usize);
 
-impl Part {
-    /// All of a model.
-    pub fn whole(config: &Config) -> Self {
-        let layers = 0..config.text.num_hidden_layers;
-        Self { layers, is_first: true, has_vision: true, stages: 1, share: [0, 1] }
-    }
-
-    /// Rows of the output matrix.
-    fn vocabulary(&self, config: &Config) -> usize {
-        let [index, of] = self.share;
-        match (of, self.is_first) {
-            (1, false) => 0,
-            _ => rows::share(config.text.vocab_size, index, of).len(),
-        }
-    }
-}
-
-/// The footprint of a model whose matrix of a published name is stored as `storage` says.
-///
-/// # Errors
-/// [`Error::OutOfMemory`] if `gpu.memory` is too little, [`Error::TooLarge`] for sizes that overflow.
-pub fn footprint(
-    config: &Config,
-    storage: &dyn Fn(&str) -> Storage,
-    options: &LoadOptions,
-    work: &Workload,
-    gpu: &Gpu,
-) -> Result<Footprint> {
-    part_footprint(config, storage, options, work, None, (&Part::whole(config), gpu))
-}
-
-/// The footprint of a model that answers many requests at once: of `work` the prompt and the patches count, of one request; the
-/// tokens that the cache has room for are those of the pages.
-///
-/// # Errors
-/// As [`footprint`].
-pub fn batch_footprint(
-    config: &Config,
-    storage: &dyn Fn(&str) -> Storage,
-    options: &LoadOptions,
-    work: &Workload,
-    batch: &BatchOptions,
-    gpu: &Gpu,
-) -> Result<Footprint> {
-    part_footprint(config, storage, options, work, Some(batch), (&Part::whole(config), gpu))
-}
-
-/// The footprint of a part of a model on its device: for one answer, or with `batch` for many.
-///
-/// # Errors
-/// As [`footprint`].
-pub fn part_footprint(
-    config: &Config,
-    storage: &dyn Fn(&str) -> Storage,
-    options: &LoadOptions,
-    work: &Workload,
-    batch: Option<&BatchOptions>,
-    (part, gpu): (&Part, &Gpu),
-) -> Result<Footprint> {
-    // the most rows that come from another device at a time: the last one sends those alone whose next token is wanted
-    let arriving = match (part.stages, part.is_first) {
-        _ if part.share[1] > 1 => 0, // parts are read where they are
-        (0 | 1, _) => 0,
-        (_, true) => batch.map_or(1, |batch| batch.max_sequences),
-        (stages, false) => {
-            micro_batch(work.prompt, stages).min(options.tokens_per_pass)
-                + batch.map_or(0, |batch| batch.max_sequences)
-        }
-    };
-    let hidden = config.text.hidden_size;
-    let slots = Link::slot_bytes(arriving * hidden * size_of::<f32>());
-    let streaming = if layers_pass(config, options) { gpu.beside_streaming } else { 0 };
-    let beside = gpu.beside_pool + streaming + slots;
-    let pool = Rehearsal::within(gpu.memory.saturating_sub(beside));
-    let table = Table::built_in(gpu.capability)?;
-    let mut walk = Walk {
-        pool,
-        table,
-        gpu: *gpu,
-        config,
-        storage,
-        options,
-        part,
-        weights: Vec::new(),
-        stacks: Vec::new(),
-        host: 0,
-    };
-    walk.load_text()?;
-    walk.load_vision()?;
-    let passes_through = !walk.stacks.is_empty() || options.host_embedding;
-    if passes_through {
-        walk.pool.trim()?;
-    }
-    let weights = walk.pool.statistics().live;
-    let cache = walk.cache(batch.map_or(work.context, |batch| batch.pages * PAGE))?;
-    let cache_bytes = walk.pool.statistics().live - weights;
-    let live = match batch {
-        None => walk.answer(work)?,
-        Some(batch) => {
-            let graphs = walk.answers(work, batch)?;
-            let live = walk.pool.statistics().peak_live;
-            drop(walk.pool.take_on(SERVICE, graphs)?);
-            live
-        }
-    };
-    let books = walk.pool.statistics();
-    if books.found.trimmed > 0 {
-        // It fits only if the driver takes back every segment that the pool returns meanwhile. A driver's pool keeps parts.
-        let (device, requested) = ("the memory limit".to_owned(), books.peak_live);
-        return Err(Error::OutOfMemory { device, requested, free: 0, total: gpu.memory });
-    }
-    drop(cache);
-    Ok(Footprint { weights, cache: cache_bytes, live, peak: books.peak_reserved + beside, host: walk.host })
-}
-
-/// Whether some layers pass through the GPU from host memory.
-fn layers_pass(config: &Config, options: &LoadOptions) -> bool {
-    options.gpu_layers.is_some_and(|resident| resident < config.text.num_hidden_layers)
-}
-
-struct Walk<'a> {
-    pool: Rehearsal,
-    table: Table,
-    gpu: Gpu,
-    config: &'a Config,
-    storage: &'a dyn Fn(&str) -> Storage,
-    options: &'a LoadOptions,
-    part: &'a Part,
-    /// The weights that stay on the device.
-    weights: Vec<Rehearsed>,
-    /// For each stack of blocks that pass through the device, the bytes of a place, and its two places.
-    stacks: Vec<(usize, Vec<Rehearsed>)>,
-    host: usize,
-}
-
-/// A linear map: the rows of its matrix and their storage, from the top, and its width.
-struct Linear {
-    parts: Vec<(usize, Storage)>,
-    out: usize,
-    width: usize,
-}
-
-impl Linear {
-    /// The bytes of the tensors that a part is made of.
-    fn part_bytes(&self, (rows, storage): (usize, Storage)) -> Result<Vec<usize>> {
-        match storage {
-            Storage::Float(dtype) => Ok(vec![rows * self.width * dtype.size()]),
-            Storage::Stored(format) | Storage::Quantized(format) => {
-                QuantTensor::part_bytes(format, [rows, self.width]).map(Into::into)
-            }
-        }
-    }
-
-    /// The bytes of all its tensors.
-    fn tensors(&self) -> Result<Vec<usize>> {
-        let parts = self.parts.iter().map(|&part| self.part_bytes(part)).collect::<Result<Vec<_>>>()?;
-        Ok(parts.concat())
-    }
-}
-
-/// A thing that is loaded.
+/// A model that is planned.
 #[derive(Clone, Copy)]
-enum Piece<'a> {
-    Matrix(&'a Linear),
-    Vector(usize),
+pub struct Planned<'a> {
+    /// Its sizes.
+    pub config: &'a Config,
+    /// How the matrix of a published name is stored.
+    pub storage: &'a dyn Fn(&str) -> Storage,
+    /// How it is loaded.
+    pub options: &'a LoadOptions,
 }
 
-impl Piece<'_> {
-    /// The bytes of its tensors.
-    fn tensors(&self) -> Result<Vec<usize>> {
-        match self {
-            Self::Matrix(linear) => linear.tensors(),
-            Self::Vector(len) => Ok(vec![len * size_of::<f32>()]),
-        }
-    }
-}
-
-impl Walk<'_> {
-    fn floats(&self, count: usize) -> Result<Rehearsed> {
-        self.pool.take(count * size_of::<f32>())
+impl Planned<'_> {
+    /// The footprint on one GPU: for one answer, or with `batch` for many at once. Then of `work` the prompt and the patches count,
+    /// of one request; the tokens that the cache has room for are those of the pages.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if `gpu.memory` is too little, [`Error::TooLarge`] for sizes that overflow.
+    pub fn footprint(&self, work: &Workload, batch: Option<&BatchOptions>, gpu: &Gpu) -> Result<Footprint> {
+        let layers = [self.config.text.num_hidden_layers];
+        let all = self.footprints(work, batch, (SplitMode::Layer, &layers, 0), &[*gpu])?;
+        Ok(all.into_iter().next().unwrap_or_default()) // one for each GPU
     }
 
-    /// Matrices of these names and rows, of equal width, as one; neighbours that are stored alike are one tensor.
-    fn linear(&self, matrices: &[(String, usize)], width: usize) -> Linear {
-        let mut parts: Vec<(usize, Storage)> = Vec::new();
-        for (name, rows) in matrices {
-            let storage = (self.storage)(name);
-            match parts.last_mut() {
-                Some((above, same)) if *same == storage => *above += rows,
-                _ => parts.push((*rows, storage)),
+    /// The footprint on each of several GPUs.
+    ///
+    /// # Errors
+    /// As [`footprint`](Self::footprint).
+    pub fn footprints(
+        &self,
+        work: &Workload,
+        batch: Option<&BatchOptions>,
+        places: Places,
+        gpus: &[Gpu],
+    ) -> Result<Vec<Footprint>> {
+        let (mut all, books) = self.run(&[*work], batch, places, gpus)?;
+        let streaming =
+            self.options.gpu_layers.is_some_and(|on_gpu| on_gpu < self.config.text.num_hidden_layers);
+        for ((footprint, books), gpu) in all.iter_mut().zip(&books).zip(gpus) {
+            if books.trimmed > 0 {
+                // It fits only if the driver takes back every segment that the pool returns meanwhile. A driver's pool keeps parts.
+                let (device, requested) = ("the memory limit".to_owned(), books.peak_live);
+                return Err(Error::OutOfMemory { device, requested, free: 0, total: gpu.memory });
             }
-        }
-        Linear { parts, out: matrices.iter().map(|(_, rows)| rows).sum(), width }
-    }
-
-    /// Loads a matrix.
-    fn matrix(&self, linear: &Linear, to: &mut Vec<Rehearsed>) -> Result<()> {
-        for &(rows, storage) in &linear.parts {
-            for bytes in linear.part_bytes((rows, storage))? {
-                to.push(self.pool.take(bytes)?);
+            if books.peak_live > 0 {
+                footprint.peak = books.peak_reserved + books.peak_beside + gpu.beside(streaming);
             }
-            if let Storage::Quantized(_) = storage {
-                let rows = (QUANTIZE_PIECE / linear.width.max(1)).clamp(1, rows.max(1));
-                let _values = self.floats(rows * linear.width)?;
-                let piece = linear.part_bytes((rows, storage))?;
-                let _quants: Vec<_> =
-                    piece.into_iter().map(|bytes| self.pool.take(bytes)).collect::<Result<_>>()?;
+            footprint.host += books.host_bytes;
+        }
+        Ok(all)
+    }
+
+    /// The modules of the kernels that loading and answering launch, in the order of their first use.
+    ///
+    /// # Errors
+    /// As [`footprint`](Self::footprint).
+    pub(super) fn modules(&self, batch: Option<&BatchOptions>, gpu: &Gpu) -> Result<Vec<&'static str>> {
+        // few rows, many, and more than a pass, as kernels are chosen by their number
+        let most = self.options.tokens_per_pass;
+        let sizes = [(most + 40, 1024), (200, 256), (40, 64), (20, 16)];
+        let works = sizes.map(|(prompt, patches)| Workload { context: prompt + 64, prompt, patches });
+        let layers = [self.config.text.num_hidden_layers];
+        let (_, mut books) = self.run(&works, batch, (SplitMode::Layer, &layers, 0), &[*gpu])?;
+        Ok(std::mem::take(&mut books[0].modules))
+    }
+
+    /// Loads the model on planned devices and does this work.
+    fn run(
+        &self,
+        works: &[Workload],
+        batch: Option<&BatchOptions>,
+        (mode, layers, vision): Places,
+        gpus: &[Gpu],
+    ) -> Result<(Vec<Footprint>, Vec<Books>)> {
+        let streaming =
+            self.options.gpu_layers.is_some_and(|on_gpu| on_gpu < self.config.text.num_hidden_layers);
+        let planned = |gpu: &Gpu| PlannedGpu {
+            capability: gpu.capability,
+            multiprocessors: gpu.multiprocessors,
+            memory: gpu.memory.saturating_sub(gpu.beside(streaming)),
+        };
+        // the last one is in the place of host memory
+        let host = PlannedGpu { capability: (6, 1), multiprocessors: 1, memory: usize::MAX };
+        let devices: Vec<_> = gpus.iter().map(planned).chain([host]).collect();
+        plan(&devices, |devices| {
+            let Some((host, gpus)) = devices.split_last() else { return Ok(Vec::new()) };
+            let all: Vec<_> = gpus.iter().cloned().map(Device::Cuda).collect();
+            let placement = match mode {
+                SplitMode::Layer => Placement::split(&all, layers, vision)?,
+                SplitMode::Row => Placement::rows(&all, self.config.text.num_hidden_layers, vision)?,
+            };
+            let mut weights = Weights::planned(self.config, self.storage, &all[0]);
+            let to = Device::Cuda(host.clone());
+            let network =
+                Network::load(&mut weights, self.config, &placement, self.options, &to, &mut |_| {})?;
+            let mut found = vec![Footprint::default(); gpus.len()];
+            for (found, gpu) in found.iter_mut().zip(gpus) {
+                found.weights = live(gpu)?;
             }
-        }
-        Ok(())
-    }
-
-    fn text_linears(&self, layer: usize) -> [Linear; 4] {
-        let text = &self.config.text;
-        let (hidden, mlp, head) = (text.hidden_size, text.intermediate_size, text.head_dim);
-        let of = self.part.share[1];
-        let (q, kv) = (text.num_attention_heads / of * head, text.num_key_value_heads / of * head);
-        let mlp = mlp / of;
-        let name = |part: &str, rows| (format!("model.language_model.layers.{layer}.{part}.weight"), rows);
-        let qkv = [name("self_attn.q_proj", q), name("self_attn.k_proj", kv), name("self_attn.v_proj", kv)];
-        [
-            self.linear(&qkv, hidden),
-            self.linear(&[name("self_attn.o_proj", hidden)], q),
-            self.linear(&[name("mlp.gate_proj", mlp), name("mlp.up_proj", mlp)], hidden),
-            self.linear(&[name("mlp.down_proj", hidden)], mlp),
-        ]
-    }
-
-    fn load_text(&mut self) -> Result<()> {
-        let config = self.config;
-        let (hidden, vocab, head) = (config.text.hidden_size, config.text.vocab_size, config.text.head_dim);
-        let mut weights = Vec::new();
-        if self.part.is_first {
-            let linear = self.linear(&[(EMBEDDING.into(), vocab)], hidden);
-            let mut table = Vec::new();
-            self.matrix(&linear, &mut table)?;
-            match self.options.host_embedding {
-                true => self.host += linear.tensors()?.iter().sum::<usize>(),
-                false => weights.append(&mut table),
+            found[0].host = live(host)?;
+            let mut done = (0, vec![0; gpus.len()]);
+            for work in works {
+                done = match batch {
+                    None => answer(&network, work, gpus, &mut found)?,
+                    Some(batch) => {
+                        let pool = network.text.pages(batch.pages)?;
+                        count_cache(gpus, &mut found)?;
+                        let seen = see(&network, work)?;
+                        let Rehearsed { launches, live } =
+                            batch::rehearse(&network, pool, work, batch, seen)?;
+                        (launches, live)
+                    }
+                };
             }
-        }
-        let own = self.part.vocabulary(config);
-        match config.tie_word_embeddings {
-            true if self.part.is_first => {} // a part of the embedding
-            true => self.matrix(&self.linear(&[(EMBEDDING.into(), own)], hidden), &mut weights)?,
-            false => self.matrix(&self.linear(&[(LM_HEAD.into(), own)], hidden), &mut weights)?,
-        }
-        let layers = config.text.num_hidden_layers;
-        let resident = self.options.gpu_layers.unwrap_or(layers).min(layers);
-        for layer in self.part.layers.clone() {
-            let linears = self.text_linears(layer);
-            let norms = [head, head, hidden, hidden].map(Piece::Vector);
-            let pieces: Vec<_> = linears.iter().map(Piece::Matrix).chain(norms).collect();
-            self.block(&pieces, layer == resident, layer >= resident, &mut weights)?;
-        }
-        weights.push(self.floats(hidden)?);
-        self.weights.append(&mut weights);
-        Ok(())
-    }
-
-    /// Loads one thing after another.
-    fn load(&self, pieces: &[Piece], to: &mut Vec<Rehearsed>) -> Result<()> {
-        pieces.iter().try_for_each(|piece| match piece {
-            Piece::Matrix(linear) => self.matrix(linear, to),
-            Piece::Vector(len) => self.floats(*len).map(|vector| to.push(vector)),
+            let (launches, live) = done;
+            for (found, live) in found.iter_mut().zip(live) {
+                (found.launches, found.live) = (launches, live);
+            }
+            Ok(found)
         })
     }
-
-    /// Loads a block; the first of those that pass through makes the places for all.
-    fn block(
-        &mut self,
-        pieces: &[Piece],
-        first_streamed: bool,
-        streamed: bool,
-        weights: &mut Vec<Rehearsed>,
-    ) -> Result<()> {
-        let mut block = Vec::new();
-        self.load(pieces, &mut block)?;
-        if !streamed {
-            weights.append(&mut block);
-            return Ok(());
-        }
-        let tensors = pieces.iter().map(Piece::tensors).collect::<Result<Vec<_>>>()?.concat();
-        let bytes = tensors.into_iter().map(|tensor| tensor.next_multiple_of(ALIGNMENT)).sum();
-        self.host += bytes;
-        if first_streamed {
-            self.stacks.push((0, Vec::new()));
-        }
-        if let Some((held, places)) = self.stacks.last_mut().filter(|(held, _)| *held < bytes) {
-            let larger = [self.pool.take(bytes)?, self.pool.take(bytes)?];
-            (*held, *places) = (bytes, larger.into());
-        }
-        Ok(())
-    }
-
-    fn vision_linears(&self, block: usize) -> [Linear; 4] {
-        let vision = &self.config.vision;
-        let (hidden, mlp) = (vision.hidden_size, vision.intermediate_size);
-        let linear = |part: &str, rows, width| {
-            self.linear(&[(format!("model.visual.blocks.{block}.{part}.weight"), rows)], width)
-        };
-        [
-            linear("attn.qkv", 3 * hidden, hidden),
-            linear("attn.proj", hidden, hidden),
-            linear("mlp.linear_fc1", mlp, hidden),
-            linear("mlp.linear_fc2", hidden, mlp),
-        ]
-    }
-
-    fn merger_linears(&self, name: &str) -> [Linear; 2] {
-        let vision = &self.config.vision;
-        let joined = vision.hidden_size * vision.merge_len();
-        let linear =
-            |part: &str, rows| self.linear(&[(format!("model.visual.{name}.{part}.weight"), rows)], joined);
-        [linear("linear_fc1", joined), linear("linear_fc2", vision.out_hidden_size)]
-    }
-
-    fn patch_embed(&self) -> Linear {
-        let vision = &self.config.vision;
-        self.linear(
-            &[("model.visual.patch_embed.proj.weight".into(), vision.hidden_size)],
-            vision.patch_len(),
-        )
-    }
-
-    /// The mergers' names in the order of their use.
-    fn mergers(vision: &VisionConfig) -> Vec<String> {
-        let deepstack = 0..vision.deepstack_visual_indexes.len();
-        deepstack.map(|i| format!("deepstack_merger_list.{i}")).chain(["merger".into()]).collect()
-    }
-
-    fn load_vision(&mut self) -> Result<()> {
-        let vision = &self.config.vision;
-        if self.options.vision == VisionPlace::Cpu || !self.part.has_vision {
-            return Ok(());
-        }
-        let streamed = self.options.vision == VisionPlace::Streamed;
-        let hidden = vision.hidden_size;
-        let mut weights = Vec::new();
-        for block in 0..vision.depth {
-            use Piece::{Matrix, Vector};
-            let [qkv, proj, fc1, fc2] = &self.vision_linears(block);
-            let linear = |linear| [Matrix(linear), Vector(linear.out)];
-            let norm = || [Vector(hidden), Vector(hidden)];
-            let pieces = [norm(), linear(qkv), linear(proj), norm(), linear(fc1), linear(fc2)].concat();
-            self.block(&pieces, block == 0, streamed, &mut weights)?;
-        }
-        for merger in Self::mergers(vision) {
-            let loaded = self.merger(&merger)?;
-            if streamed {
-                self.host += self.merger_tensors(&merger)?.iter().sum::<usize>();
-            } else {
-                weights.extend(loaded);
-            }
-        }
-        self.matrix(&self.patch_embed(), &mut weights)?;
-        weights.push(self.floats(hidden)?);
-        self.weights.append(&mut weights);
-        Ok(())
-    }
-
-    /// Loads a merger.
-    fn merger(&self, name: &str) -> Result<Vec<Rehearsed>> {
-        let mut weights = Vec::new();
-        let linears = self.merger_linears(name);
-        let [norm, mlp] = self.merger_pieces(name, &linears);
-        self.load(&mlp, &mut weights)?;
-        self.load(&norm, &mut weights)?;
-        Ok(weights)
-    }
-
-    /// A merger's norm, and its linear maps.
-    fn merger_pieces<'a>(&self, name: &str, [fc1, fc2]: &'a [Linear; 2]) -> [Vec<Piece<'a>>; 2] {
-        use Piece::{Matrix, Vector};
-        let norm = if name == "merger" { self.config.vision.hidden_size } else { fc1.width };
-        let mlp = vec![Matrix(fc1), Vector(fc1.out), Matrix(fc2), Vector(fc2.out)];
-        [vec![Vector(norm), Vector(norm)], mlp]
-    }
-
-    /// The bytes of a merger's tensors, in the order in which they pass through.
-    fn merger_tensors(&self, name: &str) -> Result<Vec<usize>> {
-        let linears = self.merger_linears(name);
-        let pieces = self.merger_pieces(name, &linears);
-        Ok(pieces.iter().flatten().map(Piece::tensors).collect::<Result<Vec<_>>>()?.concat())
-    }
-
-    fn cache(&self, context: usize) -> Result<Vec<Rehearsed>> {
-        let text = &self.config.text;
-        let dims = [context, text.num_key_value_heads / self.part.share[1], text.head_dim];
-        let mut cache = Vec::new();
-        for _ in 0..2 * self.part.layers.len() {
-            for bytes in KvTensor::part_bytes(self.options.cache, dims) {
-                cache.push(self.pool.take(bytes)?);
-            }
-        }
-        Ok(cache)
-    }
-
-    /// The temporaries of a product whose result is allocated already: x with its norm applied, x in 8 bits, and the sums
-    /// before an activation that is a separate kernel.
-    fn product(&self, rows: usize, linear: &Linear, normed: bool, activation: Activation) -> Result<()> {
-        let most = rows_per_launch(2 * linear.out * linear.width);
-        let rows = rows.min(most);
-        let is_float = |part: &(usize, Storage)| matches!(part.1, Storage::Float(_));
-        let plain = linear.parts.iter().all(is_float);
-        let unquantized = rows == 1 || linear.parts.iter().any(is_float);
-        let _normed = if normed && unquantized { Some(self.floats(rows * linear.width)?) } else { None };
-        let fused = match activation {
-            Activation::Identity => true,
-            Activation::GeluErf | Activation::SwiGlu => false,
-            _ => !plain && linear.parts.len() == 1,
-        };
-        let _sums = if fused { None } else { Some(self.floats(rows * linear.out)?) };
-        let _rows = match plain {
-            true => None,
-            false => Some(self.quant_rows(rows, linear.width)?),
-        };
-        for part in &linear.parts {
-            // the columns of one part among others' are copied to their place
-            let _own = if linear.parts.len() > 1 { Some(self.floats(rows * part.0)?) } else { None };
-            if let (out, Storage::Float(dtype)) = *part {
-                let size = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-                let dims = [size(rows), size(out), size(linear.width)];
-                let types = if dtype == DType::F16 { Types::Mixed } else { Types::F32 };
-                let query = Query { types, ..Query::plain(Layouts::Nt, dims, self.gpu.multiprocessors) };
-                let _partial = self.pool.take(scratch_bytes(&self.table, &query))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn quant_rows(&self, rows: usize, width: usize) -> Result<[Rehearsed; 2]> {
-        let [quants, scales] = QuantRows::part_bytes(rows, width);
-        Ok([self.pool.take(quants)?, self.pool.take(scales)?])
-    }
-
-    /// The temporaries of fc2(silu(gate)·up) where both matrices are quantised: 8-bit rows, and for few rows the product.
-    fn gated(&self, rows: usize, [fc1, fc2]: [&Linear; 2]) -> Result<()> {
-        let piece = even_pieces(rows, rows_per_launch(2 * fc1.out * fc1.width).min(MLP_ROWS));
-        let (rows, rest) = (rows.min(piece), rows % 128);
-        let few = rows.min(unfused_gate_rows(fc1.out, self.gpu.multiprocessors));
-        let apart = [
-            self.quant_rows(few, fc1.width)?,
-            [self.floats(few * fc1.out)?, self.floats(few * fc2.width)?],
-            self.quant_rows(few, fc2.width)?,
-        ];
-        drop(apart);
-        let _rows = [self.quant_rows(rows, fc1.width)?, self.quant_rows(rows, fc2.width)?];
-        // the rows after the last whole tile, if they are few
-        if rows > few && (1..=64).contains(&rest) {
-            let _apart = [self.floats(rest * fc1.out)?, self.floats(rest * fc2.width)?];
-        }
-        Ok(())
-    }
-
-    /// y = fc2(act(fc1(x)))
-    fn mlp(
-        &self,
-        rows: usize,
-        [fc1, fc2]: [&Linear; 2],
-        normed: bool,
-        activation: Activation,
-    ) -> Result<Rehearsed> {
-        let y = self.floats(rows * fc2.out)?;
-        let quantized =
-            |linear: &Linear| matches!(linear.parts[..], [(_, Storage::Stored(_) | Storage::Quantized(_))]);
-        if rows > 1 && activation == Activation::SwiGlu && quantized(fc1) && quantized(fc2) {
-            self.gated(rows, [fc1, fc2])?;
-            return Ok(y);
-        }
-        let rows = rows.min(MLP_ROWS);
-        let inner = self.floats(rows * fc2.width)?;
-        self.product(rows, fc1, normed, activation)?;
-        self.product(rows, fc2, false, Activation::Identity)?;
-        drop(inner);
-        Ok(y)
-    }
-
-    /// A transformer block of `x`, which attends to `kv_len` keys in one piece. With `kv`, the width of keys and values of its own,
-    /// its norms are LayerNorms.
-    fn transformer(
-        &self,
-        rows: usize,
-        x: Rehearsed,
-        [qkv, out, fc1, fc2]: &[Linear; 4],
-        kv: Option<usize>,
-        kv_len: usize,
-        activation: Activation,
-    ) -> Result<Rehearsed> {
-        let hidden = out.out;
-        let own = kv.is_some();
-        // the last sum's part, which others may still read
-        let _read = if !own && self.part.share[1] > 1 { Some(self.floats(rows * hidden)?) } else { None };
-        let layer_normed = || if own { self.floats(rows * hidden).map(Some) } else { Ok(None) };
-        let normed = layer_normed()?;
-        let keys =
-            kv.map(|width| Ok((self.floats(rows * width)?, self.floats(rows * width)?))).transpose()?;
-        let projected = self.floats(rows * qkv.out)?;
-        self.product(rows, qkv, !own, Activation::Identity)?;
-        let queries = self.floats(rows * out.width)?;
-        drop(projected);
-        let attended = self.floats(rows * out.width)?;
-        let head_dim = if own { self.config.vision.head_dim() } else { self.config.text.head_dim };
-        let (heads, sms) = (out.width / head_dim.max(1), self.gpu.multiprocessors);
-        drop(self.pool.take(prefill_partial_bytes(heads, rows, kv_len, head_dim, sms))?);
-        drop(queries);
-        let h = self.floats(rows * hidden)?;
-        self.product(rows, out, false, Activation::Identity)?;
-        drop((attended, keys, normed));
-        let h = if own { h } else { self.summed(rows * hidden, h)? };
-        let normed = layer_normed()?;
-        let y = self.mlp(rows, [fc1, fc2], !own, activation)?;
-        drop((normed, h, x));
-        if own { Ok(y) } else { self.summed(rows * hidden, y) }
-    }
-
-    /// A part of a sum over the devices that share each layer, and the sum.
-    fn summed(&self, count: usize, part: Rehearsed) -> Result<Rehearsed> {
-        let of = self.part.share[1];
-        if of == 1 {
-            return Ok(part);
-        }
-        let first = self.floats(count)?;
-        (2..of).try_fold(first, |_sum, _| self.floats(count))
-    }
-
-    /// How many layers' outputs get a picture's features.
-    fn deepstack(&self, seen: &[Rehearsed], patches: usize) -> usize {
-        match self.part.share {
-            [_, 1] => seen.len().saturating_sub(1),
-            _ if patches == 0 => 0,
-            _ => self.config.vision.deepstack_visual_indexes.len(),
-        }
-    }
-
-    /// Whether decoding is captured: copies of layers are no part of a graph.
-    fn is_captured(&self) -> bool {
-        !layers_pass(self.config, self.options)
-    }
-
-    /// A picture's embeddings.
-    fn see(&self, patches: usize) -> Result<Vec<Rehearsed>> {
-        let vision = &self.config.vision;
-        let (tokens, hidden) = (patches / vision.merge_len().max(1), self.config.text.hidden_size);
-        let outputs = 1 + vision.deepstack_visual_indexes.len();
-        if self.options.vision == VisionPlace::Cpu || !self.part.has_vision {
-            return (0..outputs).map(|_| self.floats(tokens * hidden)).collect();
-        }
-        let half = vision.head_dim() / 2;
-        let _angles = [self.floats(patches * half)?, self.floats(patches * half)?, self.floats(2)?];
-        let values = self.floats(patches * vision.patch_len())?;
-        let embedded = self.floats(patches * vision.hidden_size)?;
-        self.product(patches, &self.patch_embed(), false, Activation::Identity)?;
-        drop(values);
-        let positions = self.floats(patches * vision.hidden_size)?;
-        let mut h = self.floats(patches * vision.hidden_size)?;
-        drop(positions);
-        drop(embedded);
-        let mut found = Vec::new();
-        let names = Self::mergers(vision);
-        for block in 0..vision.depth {
-            let linears = self.vision_linears(block);
-            h = self.transformer(
-                patches,
-                h,
-                &linears,
-                Some(vision.hidden_size),
-                patches,
-                Activation::GeluTanh,
-            )?;
-            if let Some(i) = vision.deepstack_visual_indexes.iter().position(|&at| at == block) {
-                found.push(self.merge(tokens, &names[i])?);
-            }
-        }
-        found.push(self.merge(tokens, names.last().map_or("merger", String::as_str))?);
-        Ok(found)
-    }
-
-    fn merge(&self, tokens: usize, name: &str) -> Result<Rehearsed> {
-        let linears = self.merger_linears(name);
-        let _passing = match self.options.vision {
-            VisionPlace::Streamed => {
-                self.merger_tensors(name)?.into_iter().map(|bytes| self.pool.take(bytes)).collect()
-            }
-            _ => Ok(Vec::new()),
-        }?;
-        let [fc1, fc2] = &linears;
-        let _normed = self.floats(tokens * fc1.width)?;
-        self.mlp(tokens, [fc1, fc2], false, Activation::GeluErf)
-    }
-
-    /// A picture and steps of many requests. Gives the bytes of the graphs that are kept.
-    fn answers(&self, work: &Workload, batch: &BatchOptions) -> Result<usize> {
-        let _kept = if work.patches > 0 { Some(self.pool.take(batch.image_bytes)?) } else { None };
-        let seen = self.seen(work)?;
-        let (rows, last) = (self.options.tokens_per_pass.max(1), batch.max_sequences);
-        let rows =
-            rows.min(work.prompt.saturating_mul(last)).max(batch.prompt_tokens.min(work.prompt) + last);
-        let rows = match self.part.stages {
-            0 | 1 => rows,
-            stages => rows.min(micro_batch(rows, stages) + last),
-        };
-        let on_its_way = self.on_its_way(work)?;
-        self.pass(rows, last, batch.pages, self.deepstack(&seen, work.patches))?;
-        drop((seen, on_its_way));
-        let one = self.with(Rehearsal::new());
-        one.pass(last, last, batch.pages, 0)?;
-        let captures = batch.graph && self.is_captured();
-        let bytes = one.pool.statistics().peak_live.div_ceil(last.max(1)) * batch.captured_rows();
-        Ok(if captures { bytes + GRAPH_POOL } else { 0 })
-    }
-
-    /// A picture between two blocks of the tower, beside a pass.
-    fn on_its_way(&self, work: &Workload) -> Result<Vec<Rehearsed>> {
-        let vision = &self.config.vision;
-        if work.patches == 0 || self.options.vision == VisionPlace::Cpu || !self.part.has_vision {
-            return Ok(Vec::new());
-        }
-        let half = vision.head_dim() / 2;
-        let counts = [work.patches * half, work.patches * half, 2, work.patches * vision.hidden_size];
-        counts.into_iter().map(|count| self.floats(count)).collect()
-    }
-
-    /// The same model with another pool.
-    fn with(&self, pool: Rehearsal) -> Walk<'_> {
-        Walk { pool, table: self.table.clone(), weights: Vec::new(), stacks: Vec::new(), ..*self }
-    }
-
-    /// The memory of a graph that passes so many tokens, which is its own until it is dropped.
-    fn captured(&self, tokens: usize) -> Result<Rehearsal> {
-        self.pool.settle()?;
-        let graph = self.pool.graph(SERVICE);
-        self.with(graph.clone()).pass(tokens, tokens, 0, 0)?;
-        Ok(graph)
-    }
-
-    /// A picture's embeddings where they are needed: made here if the tower is here, and kept if tokens come here.
-    fn seen(&self, work: &Workload) -> Result<Vec<Rehearsed>> {
-        if work.patches == 0 || !(self.part.has_vision || self.part.is_first) {
-            return Ok(Vec::new());
-        }
-        let seen = self.see(work.patches)?;
-        Ok(if self.part.is_first { seen } else { Vec::new() })
-    }
-
-    /// Rows of several sequences, of which `wanted` get a next token; so many layers' outputs get a picture's features.
-    fn pass(&self, rows: usize, wanted: usize, pages: usize, deepstack: usize) -> Result<()> {
-        let text = &self.config.text;
-        let (hidden, half) = (text.hidden_size, text.head_dim / 2);
-        let _inputs = [self.floats(3 * rows + wanted + pages)?, self.floats(2 * rows * half)?];
-        let mut h = self.floats(rows * hidden)?;
-        for layer in self.part.layers.clone() {
-            // partial results of attention, which is over before the products that follow
-            let heads = text.num_attention_heads / self.part.share[1];
-            drop(self.floats(wanted * heads * MOST_PARTIAL * (text.head_dim + 4))?);
-            h = self.transformer(rows, h, &self.text_linears(layer), None, 0, Activation::SwiGlu)?;
-            if layer < deepstack {
-                let features = self.floats(rows * hidden)?;
-                let sum = self.floats(rows * hidden)?;
-                drop(features);
-                h = sum;
-            }
-        }
-        let normed = self.floats(rows * hidden)?;
-        drop(h);
-        let _wanted = self.floats(wanted * hidden)?;
-        drop(normed);
-        let _logits = self.logits(wanted)?;
-        let _best = [self.floats(wanted)?, self.floats(wanted)?];
-        Ok(())
-    }
-
-    /// The logits of so many rows, where they are wanted, or the own part of them.
-    fn logits(&self, rows: usize) -> Result<Rehearsed> {
-        let own = self.floats(rows * self.part.vocabulary(self.config))?;
-        let all = self.config.text.vocab_size;
-        match self.part.share {
-            [0, of] if of > 1 => self.floats(rows * all),
-            _ => Ok(own),
-        }
-    }
-
-    /// A picture, the prompt, and a token. Gives the most that is live outside graphs.
-    fn answer(&self, work: &Workload) -> Result<usize> {
-        let text = &self.config.text;
-        let (hidden, half) = (text.hidden_size, text.head_dim / 2);
-        let seen = self.seen(work)?;
-        let deepstack = self.deepstack(&seen, work.patches);
-        let _angles = [self.floats(work.prompt * half)?, self.floats(work.prompt * half)?];
-        let mut last = None;
-        let most = micro_batch(work.prompt, self.part.stages).min(self.options.tokens_per_pass).max(1);
-        for start in (0..work.prompt).step_by(most) {
-            let rows = most.min(work.prompt - start);
-            let _ids = self.floats(rows)?;
-            let _at = self.floats(2)?;
-            let mut h = self.floats(rows * hidden)?;
-            for layer in self.part.layers.clone() {
-                h = self.transformer(
-                    rows,
-                    h,
-                    &self.text_linears(layer),
-                    None,
-                    start + rows,
-                    Activation::SwiGlu,
-                )?;
-                if layer < deepstack {
-                    let features = self.floats(rows * hidden)?;
-                    let sum = self.floats(rows * hidden)?;
-                    drop(features);
-                    h = sum;
-                }
-            }
-            let normed = self.floats(rows * hidden)?;
-            drop(h);
-            last = Some(normed);
-        }
-        let logits = self.logits(1)?;
-        drop((seen, last));
-        let _decoding =
-            [self.floats(ANGLES_AHEAD as usize * half)?, self.floats(ANGLES_AHEAD as usize * half)?];
-        let next = self.logits(1)?;
-        drop((logits, next));
-        let live = self.pool.statistics().peak_live;
-        if self.is_captured() {
-            // one for each token, and one that checks guesses, whether there will be any or not
-            let _graphs = [self.captured(1)?, self.captured(CHECKED)?];
-        }
-        Ok(live)
-    }
 }
 
-/// Partial results of attention for each query and head, at most: as many splits.
-const MOST_PARTIAL: usize = 64;
-/// A graph that decodes has a pool of its own for the activations of a token, whose memory is allocated on another stream.
-const GRAPH_POOL: usize = 4 << 20;
-/// The number of that stream.
-const SERVICE: u32 = 1000;
-/// Tensors of a block that passes through begin at multiples of this.
-const ALIGNMENT: usize = 256;
+/// Bytes in use on a device.
+fn live(device: &CudaDevice) -> Result<usize> {
+    Ok(memory::pool(device)?.statistics().live)
+}
+
+/// The most bytes that were in use on each device.
+pub(super) fn peaks<'d>(devices: impl Iterator<Item = &'d Device>) -> Result<Vec<usize>> {
+    let peak = |device| Ok(memory::pool(device)?.statistics().peak_live);
+    devices.filter_map(Device::as_cuda).map(peak).collect()
+}
+
+fn count_cache(gpus: &[CudaDevice], found: &mut [Footprint]) -> Result<()> {
+    for (found, gpu) in found.iter_mut().zip(gpus) {
+        found.cache = live(gpu)?.saturating_sub(found.weights);
+    }
+    Ok(())
+}
+
+/// The patches of a picture; they are never read.
+fn patches(network: &Network, work: &Workload) -> Patches {
+    let vision = &network.config.vision;
+    let side = vision.spatial_merge_size.max(1);
+    let grid = [1, side, work.patches / side];
+    Patches { grid, values: vec![0.0; grid.iter().product::<usize>() * vision.patch_len()] }
+}
+
+/// A picture, its embeddings and a second one between two blocks of the tower.
+pub(super) struct Seen {
+    pub patches: Option<Patches>,
+    pub outputs: Vec<super::vision::VisionOutput>,
+}
+
+fn see(network: &Network, work: &Workload) -> Result<Seen> {
+    if work.patches == 0 {
+        return Ok(Seen { patches: None, outputs: Vec::new() });
+    }
+    let patches = patches(network, work);
+    let outputs = vec![network.encode_image(&patches)?];
+    Ok(Seen { patches: Some(patches), outputs })
+}
+
+/// A picture, the prompt, and a token. Gives the launches of a token, and the most that is live on each device outside graphs.
+fn answer(
+    network: &Network,
+    work: &Workload,
+    gpus: &[CudaDevice],
+    found: &mut [Footprint],
+) -> Result<(usize, Vec<usize>)> {
+    let mut cache = network.text.cache()?;
+    let tokens = work.patches / network.config.vision.merge_len().max(1);
+    let prompt = work.prompt.max(tokens).max(1);
+    cache.reserve(work.context.max(prompt + 1))?;
+    count_cache(gpus, found)?;
+    let Seen { outputs, .. } = see(network, work)?;
+    let run = ImageRun { start: 0, len: tokens, output: 0, row: 0 };
+    let images = Images { outputs: &outputs, runs: if outputs.is_empty() { &[] } else { &[run] } };
+    let (ids, axes) = (vec![0; prompt], vec![[0; 3]; prompt]);
+    let mut go_on = || ControlFlow::Continue(());
+    let passed = network.pass_prompt(&mut cache, &ids, &axes, images, &mut |_| {}, &mut go_on)?;
+    drop(outputs);
+    let sampler = Sampler::new(Sampling::GREEDY, &[])?;
+    drop(passed);
+    cache.truncate(cache.len().saturating_sub(2 * CHECKED)); // room for a pass that checks guesses
+    let decoder = Decoder::new(network, 0, true, Some(Lookup::new(&[])))?;
+    decoder.rehearse(&mut cache, &sampler)
+}
+
+#[cfg(all(test, feature = "virtual-gpu"))]
+mod tests {
+    use super::*;
+    use crate::batch::Batch;
+    use crate::generate::user_turn;
+    use crate::{Checkpoint, Options, Qwen3Vl, Visual};
+    use pascaline::cuda;
+    use pascaline::kv::KvFormat;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    /// A module that is launched and was not loaded ahead makes the first answer wait.
+    #[test]
+    fn what_is_launched_was_loaded_ahead() -> Result<()> {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let tiny = fixtures.join("qwen3-vl/tiny");
+        let mixed = fixtures.join("qwen3-vl-gguf/model-Q4_K_M.gguf");
+        let device = Device::virtual_gpu()?;
+        let module_of = |kernel: &str| {
+            let mut all = kernels_gpu::KERNELS.iter().copied().flatten();
+            all.find(|info| info.name == kernel).map_or("none", |info| info.module)
+        };
+        for (path, dtype, quantize, cache) in [
+            (&tiny, DType::F32, None, KvFormat::F32),
+            (&tiny, DType::F16, None, KvFormat::F16),
+            (&tiny, DType::F16, None, KvFormat::BF16),
+            (&tiny, DType::F16, Some(Format::Q8_0), KvFormat::F32),
+            (&tiny, DType::F16, Some(Format::Q4_0), KvFormat::Q8_0),
+            (&tiny, DType::F16, Some(Format::Q4K), KvFormat::F16),
+            (&tiny, DType::F16, Some(Format::Q6K), KvFormat::F16),
+            (&mixed, DType::F16, None, KvFormat::F32),
+        ] {
+            let options = LoadOptions { dtype, quantize, cache, ..LoadOptions::for_device(&device) };
+            let generation = Options { max_new_tokens: 3, ..Options::default() };
+            let picture = [Visual::image(&tiny.join("cases/small.png"))?];
+            let (answered, launched) = cuda::trace(|| -> Result<_> {
+                let model = Qwen3Vl::load_with(path, &device, options, |_| {})?;
+                model.generate(&picture, "What is it?", &generation)?;
+                Ok(model)
+            });
+            let model = answered?;
+            let checkpoint = Checkpoint::open(path, None)?;
+            let storage = |name: &str| checkpoint.storage(model.config(), &options, name);
+            let planned = Planned { config: model.config(), storage: &storage, options: &options };
+            let Device::Cuda(gpu) = &device else { unreachable!("it is virtual") };
+            let mut ahead: BTreeSet<_> = planned.modules(None, &Gpu::of(gpu))?.into_iter().collect();
+            let late = |launched: Vec<&'static str>, ahead: &BTreeSet<&'static str>| {
+                let launched: BTreeSet<_> = launched.into_iter().map(module_of).collect();
+                let late: Vec<_> = launched.difference(ahead).copied().collect();
+                assert!(late.is_empty(), "{path:?} {dtype:?} {quantize:?} {cache:?}: {late:?}");
+            };
+            late(launched, &ahead);
+            let batch = BatchOptions::with_room(400);
+            let (answered, launched) = cuda::trace(|| -> Result<()> {
+                let mut batch = Batch::new(&model, batch)?;
+                for _ in 0..2 {
+                    let prompt = model.processor.prepare(&[user_turn(&picture, "What is it?")], &picture)?;
+                    batch.add(prompt, &generation)?;
+                }
+                while !batch.is_idle() {
+                    batch.step();
+                }
+                Ok(())
+            });
+            answered?;
+            ahead.extend(planned.modules(Some(&batch), &Gpu::of(gpu))?);
+            late(launched, &ahead);
+        }
+        Ok(())
+    }
+}

@@ -193,7 +193,7 @@ impl Qwen3Vl {
         let first_token = begin.elapsed();
         let mut peak = self.bytes_in_use();
         let lookup = options.prompt_lookup.then(|| Lookup::new(&prompt.ids));
-        let mut decoder = Decoder::new(self, position, options.graph, lookup)?;
+        let mut decoder = Decoder::new(&self.network, position, options.graph, lookup)?;
         while output.ids.len() < limit {
             let id = next;
             output.ids.push(id);

@@ -24,10 +24,10 @@ pub mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod json;
-mod kernels;
 mod layers;
 mod lookup;
 pub mod model;
+mod network;
 mod picture;
 pub mod placement;
 pub mod positions;

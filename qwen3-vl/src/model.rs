@@ -1,21 +1,25 @@
 //! The whole model: loading and prefill. `generate` answers one conversation with it, `batch` many requests at once.
 
+use super::batch::BatchOptions;
 use super::checkpoint::Checkpoint;
 use super::config::{Config, TextConfig};
-use super::kernels;
+use super::footprint::{Gpu, Planned, Storage};
+use super::network::{Network, Prefill};
 use super::placement::{Placement, SplitMode};
 use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
 use super::rows;
-use super::text::{ImageRun, Images, TextModel};
-use super::vision::{VisionOutput, VisionPlace, VisionProgress, VisionTower};
+use super::text::{ImageRun, Images};
+use super::vision::{VisionOutput, VisionPlace};
 use super::weights::{Conversion, Progress, Weights};
+use pascaline::cuda::CudaDevice;
 use pascaline::kv::KvFormat;
 use pascaline::memory::Way;
 use pascaline::nn::{KvCache, Rope};
 use pascaline::ops::PAGE;
 use pascaline::quant::Format;
-use pascaline::{DType, Device, Error, MAX_ELEMENTS, Result, Tensor, memory};
+use pascaline::{DType, Device, Error, MAX_ELEMENTS, Result, Tensor};
+use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,11 +97,12 @@ impl Matrices {
 pub struct Qwen3Vl {
     /// Everything that needs no weights.
     pub processor: Processor,
-    pub(super) vision: VisionTower,
-    pub(super) text: TextModel,
+    pub(super) network: Network,
     parameters: usize,
     conversions: Vec<Conversion>,
-    tokens_per_pass: usize,
+    /// How it was loaded, for plans.
+    matrices: BTreeMap<String, Storage>,
+    options: LoadOptions,
     id: ModelId,
 }
 
@@ -230,36 +235,24 @@ impl Qwen3Vl {
             let (argument, value, reason) = ("host_embedding", "true".to_owned(), reason.to_owned());
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
-        let stored = checkpoint.stored(&options);
-        let (weights, text, vision, processor) = thread::scope(|scope| -> Result<_> {
+        let storage = |name: &str| checkpoint.storage(config, &options, name);
+        let (weights, network, processor) = thread::scope(|scope| -> Result<_> {
             // A vocabulary of 152 thousand tokens takes about as long as a small model's weights.
             let processor = scope.spawn(|| prepared.map_or_else(|| checkpoint.processor(), Ok));
-            let ahead = placement.devices().filter_map(|device| match device {
-                Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options, &stored)),
-                Device::Cpu => None,
+            // The driver compiles one module at a time, whichever thread asks for it (all modules with driver 580 on an H200: 23.5 s
+            // with 16 threads, 26.2 s with one). So one thread is enough; it compiles while the weights are read.
+            let ahead = placement.devices().filter_map(Device::as_cuda).map(|device| {
+                let modules = || {
+                    let planned = Planned { config, storage: &storage, options: &options };
+                    device.load_modules(&planned.modules(None, &Gpu::of(device))?).map(drop)
+                };
+                scope.spawn(modules)
             });
             let ahead: Vec<_> = ahead.collect();
             let mut weights = checkpoint.weights(config, options.dtype, device)?;
-            if let Some(format) = options.quantize {
-                weights = weights.quantized(format);
-            } else if options.keep_quantized {
-                weights = weights.kept();
-            }
+            weights = weights.stored_as(&options);
             let mut done = |weights: &Weights| progress(weights.progress());
-            let (cache, in_host) = (options.cache, options.host_embedding);
-            let text =
-                TextModel::load(&mut weights, config, placement, cache, gpu_layers, in_host, &mut done)?;
-            let with_tower = placement.devices().nth(placement.vision()).unwrap_or(device);
-            let (place, streamed) = match options.vision {
-                VisionPlace::Resident => (with_tower, false),
-                VisionPlace::Streamed => (with_tower, true),
-                VisionPlace::Cpu => (&Device::Cpu, false),
-            };
-            weights.load_onto(place);
-            if let Some(matrices) = options.vision_matrices {
-                weights.store_as(matrices);
-            }
-            let vision = VisionTower::load(&mut weights, &config.vision, place, streamed, &mut done)?;
+            let network = Network::load(&mut weights, config, placement, &options, &Device::Cpu, &mut done)?;
             if let Some(name) = weights.unused().first() {
                 return Err(Error::Checkpoint {
                     file: path.display().to_string(),
@@ -268,19 +261,27 @@ impl Qwen3Vl {
                 });
             }
             ahead.into_iter().try_for_each(joined)?;
-            Ok((weights, text, vision, joined(processor)?))
+            Ok((weights, network, joined(processor)?))
         })?;
-        let passes_through =
-            text.streamed_layers() > 0 || options.vision == VisionPlace::Streamed || options.host_embedding;
-        for device in placement.devices() {
-            if let (Device::Cuda(device), true) = (device, passes_through) {
-                memory::pool(device)?.trim()?; // memory that the layers took while they were copied to host memory
-            }
-        }
         let (parameters, conversions) = (weights.parameters(), weights.conversions());
-        let tokens_per_pass = options.tokens_per_pass.max(1);
-        let id = ModelId::new();
-        Ok(Self { vision, text, parameters, conversions, tokens_per_pass, id, processor })
+        let matrices = weights.names().map(|name| (name.clone(), storage(name))).collect();
+        Ok(Self { network, parameters, conversions, matrices, options, id: ModelId::new(), processor })
+    }
+
+    /// Loads the modules of the kernels that many answers at once launch.
+    pub(super) fn load_modules(&self, batch: &BatchOptions) -> Result<()> {
+        let (config, options) = (&self.network.config, &self.options);
+        let modules = |device: &CudaDevice| {
+            let dtype = Storage::Float(options.dtype);
+            let storage = |name: &str| self.matrices.get(name).copied().unwrap_or(dtype);
+            Planned { config, storage: &storage, options }.modules(Some(batch), &Gpu::of(device))
+        };
+        for device in self.devices().filter_map(Device::as_cuda) {
+            // on a thread of its own, as a caller's trace or fault is not the plan's
+            let planned = thread::scope(|scope| joined(scope.spawn(|| modules(device))))?;
+            device.load_modules(&planned)?;
+        }
+        Ok(())
     }
 
     /// The configuration.
@@ -290,18 +291,18 @@ impl Qwen3Vl {
 
     /// The first device.
     pub fn device(&self) -> &Device {
-        self.text.device()
+        self.network.device()
     }
 
     /// All devices that have decoder layers or parts of them, in the order of a pass.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Device> {
-        self.text.stages().iter().map(|stage| &stage.device)
+        self.network.devices()
     }
 
     /// How values are copied between devices: with layers split, from each device to the next and from the last to the
     /// first; with a row split, from each to the others.
     pub fn ways(&self) -> Vec<Way> {
-        self.text.ways()
+        self.network.text.ways()
     }
 
     /// The number of parameters.
@@ -321,25 +322,14 @@ impl Qwen3Vl {
         MAX_ELEMENTS / (PAGE * text.num_key_value_heads * width).max(1)
     }
 
-    /// Prompt tokens of one pass on one device.
-    pub(super) fn tokens_per_pass(&self) -> usize {
-        self.tokens_per_pass
-    }
-
-    /// Prompt tokens of one pass. With several devices it is a micro-batch, so that all are busy: with n micro-batches,
-    /// each of s devices computes in n of n + s - 1 steps.
-    pub(super) fn tokens_of_pass(&self, prompt: usize) -> usize {
-        micro_batch(prompt, self.text.pipeline_depth()).min(self.tokens_per_pass)
-    }
-
     /// Bytes of weights that a decoded token reads.
     pub fn weight_bytes(&self) -> usize {
-        self.text.weight_bytes()
+        self.network.text.weight_bytes()
     }
 
     /// Streamed layers: decoder layers whose weights are in host memory and are copied for each pass.
     pub fn streamed_layers(&self) -> usize {
-        self.text.streamed_layers()
+        self.network.text.streamed_layers()
     }
 
     /// An empty conversation with this model.
@@ -348,7 +338,7 @@ impl Qwen3Vl {
     /// A device error.
     pub fn session(&self) -> Result<Session> {
         let (ids, patches) = (Vec::new(), Vec::new());
-        Ok(Session { model: self.id, cache: self.text.cache()?, ids, patches })
+        Ok(Session { model: self.id, cache: self.network.text.cache()?, ids, patches })
     }
 
     /// The vision tower's embeddings of an image or video.
@@ -356,18 +346,7 @@ impl Qwen3Vl {
     /// # Errors
     /// As [`VisionTower::forward`].
     pub fn encode_image(&self, patches: &Patches) -> Result<VisionOutput> {
-        self.vision.forward(patches)?.to_device(self.device())
-    }
-
-    /// As [`encode_image`](Self::encode_image), through the next `blocks` blocks of the tower; returns the embeddings after the last block.
-    pub(super) fn encode_image_on(
-        &self,
-        patches: &Patches,
-        progress: &mut VisionProgress,
-        blocks: usize,
-    ) -> Result<Option<VisionOutput>> {
-        let output = self.vision.advance(patches, progress, blocks)?;
-        output.map(|output| output.to_device(self.device())).transpose()
+        self.network.encode_image(patches)
     }
 
     /// Computes the logits of a whole prompt and reports every layer's hidden states, for comparison with a reference.
@@ -386,10 +365,11 @@ impl Qwen3Vl {
     ) -> Result<Tensor> {
         let positions = self.processor.positions(ids, grids.iter().copied())?;
         let runs = self.runs(ids, 0, outputs)?;
-        let mut cache = self.text.cache()?;
+        let text = &self.network.text;
+        let mut cache = text.cache()?;
         cache.reserve(ids.len())?;
         let layers = self.config().text.num_hidden_layers;
-        let ropes = self.text.angles(&positions.axes)?.into_iter();
+        let ropes = text.angles(&positions.axes)?.into_iter();
         let ropes = ropes.map(|[cos, sin]| Rope::new(cos, sin, 0, 0)).collect::<Result<Vec<_>>>()?;
         let ids = Tensor::from_slice(ids, [ids.len()], self.device())?;
         let images = Images { outputs, runs: &runs };
@@ -398,10 +378,10 @@ impl Qwen3Vl {
                 trace(index, h);
             }
         };
-        let hidden = self.text.forward(&ids, &ropes, images, cache.caches(), &mut all_but_last)?;
+        let hidden = text.forward(&ids, &ropes, images, cache.caches(), &mut all_but_last)?;
         trace(layers, &hidden[0]);
-        let logits = self.text.logits(&hidden)?;
-        self.text.settle()?;
+        let logits = text.logits(&hidden)?;
+        text.settle()?;
         Ok(logits)
     }
 
@@ -475,31 +455,10 @@ impl Qwen3Vl {
             outputs.push(self.encode_image(patches)?);
         }
         let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
-        let angles = self.text.angles(&prompt.positions.axes[start..])?;
-
-        let mut hidden = None;
-        let count = prompt.ids.len() - start;
-        let tokens = self.tokens_of_pass(count);
-        for from in (0..count).step_by(tokens) {
-            if go_on().is_break() {
-                return Ok(None);
-            }
-            let len = tokens.min(count - from);
-            let runs = clip(&runs, from, len);
-            let images = Images { outputs: &outputs, runs: &runs };
-            let ids = &prompt.ids[start + from..start + from + len];
-            let ids = Tensor::from_slice(ids, [len], self.device())?;
-            let ropes =
-                angles.iter().map(|[cos, sin]| Rope::new(cos.clone(), sin.clone(), start + from, from));
-            let ropes = ropes.collect::<Result<Vec<_>>>()?;
-            let h = self.text.forward(&ids, &ropes, images, session.cache.caches(), &mut |_, _| {})?;
-            hidden = Some(h.iter().map(|h| h.narrow(0, len - 1, 1)).collect::<Result<Vec<_>>>()?);
-            session.ids.extend_from_slice(&prompt.ids[start + from..start + from + len]);
-        }
-        let hidden = hidden.ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })?;
-        let logits = self.text.logits(&hidden)?;
-        self.text.settle()?;
-        Ok(Some(Prefill { logits, passed: count }))
+        let images = Images { outputs: &outputs, runs: &runs };
+        let Session { cache, ids, .. } = session;
+        let mut passed = |tokens: &[u32]| ids.extend_from_slice(tokens);
+        self.network.pass_prompt(cache, &prompt.ids, &prompt.positions.axes, images, &mut passed, go_on)
     }
 
     /// The tokens of each image and video of a prompt, from its first to one after its last.
@@ -569,30 +528,9 @@ fn on_one(checkpoint: &Checkpoint, device: &Device) -> Result<Placement> {
     Ok(Placement::one(device, checkpoint.config()?.text.num_hidden_layers))
 }
 
-/// The fewest tokens of a micro-batch: the matrix products of fewer take as long.
-const LEAST_PART: usize = 128;
-/// Micro-batches per device, at least: with 4, two devices compute in 8 of 9 steps.
-const PARTS: usize = 4;
-
-/// Tokens of a micro-batch for a pipeline of `devices` devices: a multiple of the largest tile's rows.
-pub(super) fn micro_batch(prompt: usize, devices: usize) -> usize {
-    match devices {
-        0 | 1 => usize::MAX,
-        _ => (prompt / (PARTS * devices) / LEAST_PART).max(1) * LEAST_PART,
-    }
-}
-
 /// The result of a thread; panics if the thread panicked.
 fn joined<T>(thread: ScopedJoinHandle<Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// The result of prefill.
-pub(super) struct Prefill {
-    /// [1, vocab]
-    pub logits: Tensor,
-    /// Tokens that were computed.
-    pub passed: usize,
 }
 
 /// How many tokens of the prompt, from its start, are in the session's cache with the same images.
@@ -600,42 +538,4 @@ fn shared_prefix(session: &Session, prompt: &Prompt, spans: &[Range<usize>]) -> 
     let equal = session.ids.iter().zip(&prompt.ids).take_while(|(a, b)| a == b).count();
     let same_images = session.patches.iter().zip(&prompt.patches).take_while(|(a, b)| a == b).count();
     equal.min(spans.get(same_images).map_or(equal, |other| other.start))
-}
-
-/// The parts of the runs that are in `from..from + len`, counted from `from`.
-pub(super) fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> {
-    let inside = |run: &ImageRun| {
-        let start = run.start.max(from);
-        let end = (run.start + run.len).min(from + len);
-        (start < end).then(|| ImageRun {
-            start: start - from,
-            len: end - start,
-            row: run.row + start - run.start,
-            ..*run
-        })
-    };
-    runs.iter().filter_map(inside).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_a_prompt_keep_all_devices_busy() {
-        assert_eq!(micro_batch(2242, 1), usize::MAX);
-        assert_eq!(micro_batch(2242, 2), 256); // 9 parts
-        assert_eq!(micro_batch(2242, 3), 128);
-        assert_eq!(micro_batch(100, 2), 128);
-        assert_eq!(micro_batch(32_768, 2), 4096);
-    }
-
-    #[test]
-    fn runs_are_cut_at_the_borders_of_a_pass() {
-        let run = |start, len, output, row| ImageRun { start, len, output, row };
-        let runs = [run(2, 5, 0, 0), run(9, 4, 1, 3)];
-        assert_eq!(clip(&runs, 0, 20), runs);
-        assert_eq!(clip(&runs, 4, 6), [run(0, 3, 0, 2), run(5, 1, 1, 3)]);
-        assert_eq!(clip(&runs, 7, 2), []);
-    }
 }

@@ -15,6 +15,11 @@ pub struct RopeTables {
 }
 
 impl RopeTables {
+    /// Of so many angles, for a planned device, which reads none.
+    pub(crate) fn unknown(count: usize) -> Self {
+        Self { cos: vec![0.0; count], sin: vec![0.0; count] }
+    }
+
     fn with_capacity(angles: usize) -> Self {
         Self { cos: Vec::with_capacity(angles), sin: Vec::with_capacity(angles) }
     }

@@ -6,7 +6,7 @@
 
 use super::batch::{BatchOptions, PAGE};
 use super::fit::{Asked, Model};
-use super::footprint::{Footprint, Gpu, Part, Workload, part_footprint};
+use super::footprint::{Footprint, Gpu, Places, Planned, Workload};
 use super::model::LoadOptions;
 use super::placement::{SplitMode, in_ratio};
 use super::rows;
@@ -38,24 +38,6 @@ pub struct Split {
     pub footprints: Vec<Footprint>,
 }
 
-/// The layers of each GPU, and the number of the GPU with the vision tower.
-type Places<'a> = (SplitMode, &'a [usize], usize);
-
-/// The parts of a model for these devices; devices that are used one after the other are the stages of a pipeline.
-fn parts((mode, layers, vision): Places) -> Vec<Part> {
-    let stages = layers.iter().enumerate().filter(|&(index, layers)| index == 0 || *layers > 0).count();
-    let mut first = 0;
-    let part = |(index, &count): (usize, &usize)| {
-        let (is_first, has_vision) = (index == 0, index == vision);
-        if mode == SplitMode::Row {
-            return Part { layers: 0..count, is_first, has_vision, stages: 1, share: [index, layers.len()] };
-        }
-        first += count;
-        Part { layers: first - count..first, is_first, has_vision, stages, share: [0, 1] }
-    };
-    layers.iter().enumerate().map(part).collect()
-}
-
 impl Model<'_> {
     /// The memory of each part, whether or not it fits.
     fn footprints(
@@ -67,21 +49,15 @@ impl Model<'_> {
         targets: &[Target],
     ) -> Result<Vec<Footprint>> {
         let storage = |name: &str| (self.storage)(options, name);
-        let parts = parts(places);
-        let of = |(part, target): (&Part, &Target)| {
-            let gpu = Gpu { memory: usize::MAX, ..target.gpu };
-            match part.layers.is_empty() && !part.is_first && !part.has_vision {
-                true => Ok(Footprint::default()), // this GPU is not used
-                false => part_footprint(self.config, &storage, options, work, batch, (part, &gpu)),
-            }
-        };
-        parts.iter().zip(targets).map(of).collect()
+        let planned = Planned { config: self.config, storage: &storage, options };
+        let gpus: Vec<_> = targets.iter().map(|target| Gpu { memory: usize::MAX, ..target.gpu }).collect();
+        planned.footprints(work, batch, places, &gpus)
     }
 
     /// The memory of a given split.
     ///
     /// # Errors
-    /// As [`footprint`](super::footprint::footprint).
+    /// As [`footprint`](Planned::footprint).
     pub fn plan_split(&self, split: &Split, work: &Workload, targets: &[Target]) -> Result<Vec<Footprint>> {
         self.footprints(&split.options, split.places(), work, None, targets)
     }

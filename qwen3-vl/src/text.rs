@@ -4,7 +4,7 @@
 use super::config::Config;
 use super::layers::Layers;
 use super::placement::{Placement, SplitMode};
-use super::positions::text_rope;
+use super::positions::{RopeTables, text_rope};
 use super::rows::{self, Cut};
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
@@ -238,11 +238,6 @@ impl TextModel {
         KvPages::across(self.layer_devices(), pages, heads, d, self.cache)
     }
 
-    /// The format of keys and values.
-    pub(super) fn cache_format(&self) -> KvFormat {
-        self.cache
-    }
-
     /// Bytes of a token's keys and values in all layers.
     pub(super) fn token_bytes(&self) -> usize {
         let dims = [1, self.config.num_key_value_heads, self.config.head_dim];
@@ -254,8 +249,11 @@ impl TextModel {
     /// # Errors
     /// A device error.
     pub fn angles(&self, axes: &[[u32; 3]]) -> Result<Vec<[Tensor; 2]>> {
-        let tables = text_rope(&self.config, axes);
         let shape = [axes.len(), self.config.head_dim / 2];
+        let tables = match self.device().is_planned() {
+            true => RopeTables::unknown(shape[0] * shape[1]),
+            false => text_rope(&self.config, axes),
+        };
         let on = |stage: &Stage| {
             let table = |values: &[f32]| Tensor::from_slice(values, shape, &stage.device);
             Ok([table(&tables.cos)?, table(&tables.sin)?])

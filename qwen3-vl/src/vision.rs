@@ -3,7 +3,7 @@
 
 use super::config::VisionConfig;
 use super::layers::Layers;
-use super::positions::{position_embeddings, vision_rope};
+use super::positions::{RopeTables, position_embeddings, vision_rope};
 use super::preprocess::Patches;
 use super::weights::Weights;
 use pascaline::nn::{Attention, LayerNorm, Linear, Mlp, Norm, Rope, TransformerBlock};
@@ -104,13 +104,13 @@ fn layer_norm(weights: &mut Weights, name: &str) -> Result<LayerNorm> {
 }
 
 impl VisionTower {
-    /// Takes the tower's tensors; `streamed`: those of the blocks and mergers stay in host memory. `done` is called after
+    /// Takes the tower's tensors; with `passing`, those of the blocks and mergers stay there, in host memory. `done` is called after
     /// each block.
     pub(super) fn load(
         weights: &mut Weights,
         config: &VisionConfig,
         device: &Device,
-        streamed: bool,
+        passing: Option<&Device>,
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let joined = config.hidden_size * config.merge_len();
@@ -135,14 +135,17 @@ impl VisionTower {
                 )?,
             };
             match device {
-                Device::Cuda(device) if streamed => blocks.push_streamed(&block, device)?,
+                Device::Cuda(device) if passing.is_some() => blocks.push_streamed(&block, device)?,
                 _ => blocks.push(block),
             }
             done(weights);
         }
         let mut merger = |name: &str, norm_joined| {
             let merger = Merger::load(weights, &format!("model.visual.{name}"), norm_joined, joined)?;
-            if streamed { merger.on(&Device::Cpu) } else { Ok(merger) }
+            match passing {
+                Some(host) => merger.on(host),
+                None => Ok(merger),
+            }
         };
         let deepstack_mergers = (0..config.deepstack_visual_indexes.len())
             .map(|i| merger(&format!("deepstack_merger_list.{i}"), true))
@@ -233,10 +236,15 @@ impl VisionTower {
     fn begin(&self, values: &[f32], grid: [usize; 3]) -> Result<Group> {
         let patches = grid.iter().product::<usize>();
         let on_device = |values: &[f32], cols| Tensor::from_slice(values, [patches, cols], &self.device);
-        let tables = vision_rope(&self.config, &[grid]);
         let half = self.config.head_dim() / 2;
+        let (tables, positions) = match self.device.is_planned() {
+            true => (RopeTables::unknown(patches * half), vec![0.0; patches * self.config.hidden_size]),
+            false => {
+                let positions = position_embeddings(&self.config, &self.pos_embed, &[grid]);
+                (vision_rope(&self.config, &[grid]), positions)
+            }
+        };
         let rope = Rope::new(on_device(&tables.cos, half)?, on_device(&tables.sin, half)?, 0, 0)?;
-        let positions = position_embeddings(&self.config, &self.pos_embed, &[grid]);
         let embedded = self.patch_embed.forward(&on_device(values, self.config.patch_len())?)?;
         let h = ops::add(&embedded, &on_device(&positions, self.config.hidden_size)?)?;
         let deepstack = Vec::with_capacity(self.deepstack_mergers.len());

@@ -2,9 +2,10 @@
 
 use super::adapter::Adapter;
 use super::config::{Config, VisionConfig};
+use super::footprint::Storage;
 use super::gguf::{DeviceStorage, GgmlType, Tensors};
 use super::json::{self, MAX_CONFIG, bad};
-use super::model::Matrices;
+use super::model::{LoadOptions, Matrices};
 use super::rows::{self, Cut};
 use super::safetensors::{FileType, SafeTensors};
 use half::f16;
@@ -253,6 +254,15 @@ impl Weights {
         Ok(Self::new(Source::Gguf(tensors), dtype, device))
     }
 
+    /// Those of a model of which sizes alone are known, for planned devices: they have no values.
+    pub(super) fn planned(config: &Config, storage: &dyn Fn(&str) -> Storage, device: &Device) -> Self {
+        let stored = |(name, shape): (String, Vec<usize>)| {
+            let storage = storage(&name);
+            (name, (shape, storage))
+        };
+        Self::new(Source::Planned(expected(config).into_iter().map(stored).collect()), DType::F32, device)
+    }
+
     fn new(source: Source, dtype: DType, device: &Device) -> Self {
         let index = source.names().map(|name| (name.clone(), false)).collect();
         let (blocks, conversions) = (Vec::new(), BTreeMap::new());
@@ -278,6 +288,15 @@ impl Weights {
             }
         }
         Ok(Self { adapter: Some(adapter), ..self })
+    }
+
+    /// As the options say.
+    pub(super) fn stored_as(self, options: &LoadOptions) -> Self {
+        match options.quantize {
+            Some(format) => self.quantized(format),
+            None if options.keep_quantized => self.kept(),
+            None => self,
+        }
     }
 
     /// Keeps quantised tensors of GGUF files quantised. Types without kernels are converted to the nearest format with
@@ -319,6 +338,9 @@ impl Weights {
     /// # Errors
     /// As [`weight`](Self::weight).
     pub fn cut(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
+        if let Source::Planned(_) = self.source {
+            return self.cut_planned(names, cut);
+        }
         if let Some(format) = self.format {
             return self.requantized(names, cut, format);
         }
@@ -347,6 +369,33 @@ impl Weights {
             rest = others;
         }
         Matrix::stacked(parts)
+    }
+
+    /// As [`cut`](Self::cut), without values.
+    fn cut_planned(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
+        let mut runs: Vec<(Storage, [usize; 2])> = Vec::new();
+        for name in names.iter().map(AsRef::as_ref) {
+            let (source, own) = self.take(name)?;
+            let storage = source.storage(name);
+            let [rows, columns] = cut.ranges([own[0], own[1..].iter().product()]).map(|range| range.len());
+            match runs.last_mut() {
+                Some((same, shape)) if *same == storage => shape[0] += rows,
+                _ => runs.push((storage, [rows, columns])),
+            }
+        }
+        let part = |(storage, shape): (Storage, [usize; 2])| {
+            Ok(match storage {
+                Storage::Float(dtype) => Tensor::uninitialized(shape, dtype, &self.device)?.into(),
+                Storage::Stored(format) => {
+                    QuantTensor::uninitialized(format, shape.into(), &self.device)?.into()
+                }
+                Storage::Quantized(format) => {
+                    let values = vec![0.0; shape[0] * shape[1]]; // zero pages that are never touched
+                    QuantTensor::from_f32(&values, shape, format, &self.device)?.into()
+                }
+            })
+        };
+        Matrix::stacked(runs.into_iter().map(part).collect::<Result<_>>()?)
     }
 
     /// Frees the matrices of which all devices have taken their parts.
@@ -491,6 +540,9 @@ impl Weights {
     pub fn vector(&mut self, name: &str) -> Result<Tensor> {
         let device = self.device.clone();
         let (source, shape) = self.take(name)?;
+        if let Source::Planned(_) = source {
+            return Tensor::uninitialized(shape, DType::F32, &device);
+        }
         Tensor::from_slice(&source.read_f32(name)?, shape, &device)
     }
 
@@ -499,13 +551,22 @@ impl Weights {
     /// # Errors
     /// [`Error::Checkpoint`].
     pub fn host(&mut self, name: &str) -> Result<Vec<f32>> {
-        self.take(name)?.0.read_f32(name)
+        let (source, _) = self.take(name)?;
+        if let Source::Planned(_) = source {
+            return Ok(Vec::new());
+        }
+        source.read_f32(name)
     }
 
     /// The number of tensors taken so far, and of all.
     pub fn progress(&self) -> Progress {
         let loaded = self.index.values().filter(|taken| **taken).count();
         Progress { loaded, total: self.index.len() }
+    }
+
+    /// The tensors' names.
+    pub(super) fn names(&self) -> impl Iterator<Item = &String> {
+        self.index.keys()
     }
 
     /// The elements of all tensors.
@@ -539,13 +600,26 @@ enum Source {
     /// With the file of each name.
     SafeTensors(Vec<SafeTensors>, BTreeMap<String, usize>),
     Gguf(Tensors),
+    /// Shapes, and how matrices are stored.
+    Planned(BTreeMap<String, (Vec<usize>, Storage)>),
 }
 
 impl Source {
+    /// How a planned matrix is stored.
+    fn storage(&self, name: &str) -> Storage {
+        match self {
+            Self::Planned(tensors) => {
+                tensors.get(name).map_or(Storage::Float(DType::F32), |(_, storage)| *storage)
+            }
+            Self::SafeTensors(..) | Self::Gguf(_) => Storage::Float(DType::F32),
+        }
+    }
+
     fn names(&self) -> Box<dyn Iterator<Item = &String> + '_> {
         match self {
             Self::SafeTensors(_, index) => Box::new(index.keys()),
             Self::Gguf(tensors) => Box::new(tensors.names()),
+            Self::Planned(tensors) => Box::new(tensors.keys()),
         }
     }
 
@@ -560,13 +634,17 @@ impl Source {
                 entry.map(|entry| entry.shape.as_slice()).ok_or_else(missing)
             }
             Self::Gguf(tensors) => tensors.shape(name),
+            Self::Planned(tensors) => {
+                let missing = || bad(Path::new(""), Some(name), "is not a tensor of this model");
+                tensors.get(name).map(|(shape, _)| shape.as_slice()).ok_or_else(missing)
+            }
         }
     }
 
     /// How a tensor of a GGUF file is stored.
     fn ty(&self, name: &str) -> Result<Option<GgmlType>> {
         match self {
-            Self::SafeTensors(..) => Ok(None),
+            Self::SafeTensors(..) | Self::Planned(_) => Ok(None),
             Self::Gguf(tensors) => tensors.ty(name).map(Some),
         }
     }
@@ -574,7 +652,7 @@ impl Source {
     /// The bytes of a GGUF file's tensor; safetensors have no blocks.
     fn bytes(&self, name: &str) -> Result<usize> {
         match self {
-            Self::SafeTensors(..) => Ok(0),
+            Self::SafeTensors(..) | Self::Planned(_) => Ok(0),
             Self::Gguf(tensors) => Ok(tensors.ty(name)?.bytes(tensors.shape(name)?.iter().product())),
         }
     }
@@ -582,7 +660,7 @@ impl Source {
     /// The bytes of `values` values of a GGUF file's tensor; whole blocks only.
     fn bytes_of(&self, name: &str, values: usize) -> Result<usize> {
         match self {
-            Self::SafeTensors(..) => Ok(0),
+            Self::SafeTensors(..) | Self::Planned(_) => Ok(0),
             Self::Gguf(tensors) => Ok(tensors.ty(name)?.bytes(values)),
         }
     }
@@ -590,7 +668,7 @@ impl Source {
     /// Reads a tensor's blocks; `bytes` must have [`bytes`](Self::bytes) elements.
     fn read_blocks(&self, name: &str, bytes: &mut [u8]) -> Result<()> {
         match self {
-            Self::SafeTensors(..) => Ok(()),
+            Self::SafeTensors(..) | Self::Planned(_) => Ok(()),
             Self::Gguf(tensors) => tensors.read_bytes(name, bytes),
         }
     }
@@ -599,6 +677,7 @@ impl Source {
         match self {
             Self::SafeTensors(files, index) => files[index.get(name).copied().unwrap_or(0)].read_f32(name),
             Self::Gguf(tensors) => tensors.read_f32(name),
+            Self::Planned(_) => Ok(Vec::new()),
         }
     }
 
@@ -606,6 +685,7 @@ impl Source {
         match self {
             Self::SafeTensors(files, index) => files[index.get(name).copied().unwrap_or(0)].read_f16(name),
             Self::Gguf(tensors) => tensors.read_f16(name),
+            Self::Planned(_) => Ok(Vec::new()),
         }
     }
 }

@@ -3,34 +3,30 @@
 use crate::common;
 use crate::common::process::in_own_process;
 use pascaline::kv::KvFormat;
-use pascaline::memory::adaptor::Entry;
-use pascaline::memory::{self, Rehearsal};
+use pascaline::memory::adaptor::{Entry, replay};
+use pascaline::memory::{self, StreamHandle};
+use pascaline::plan::{PlannedGpu, plan};
 use pascaline::quant::Format;
 use pascaline::{DType, Device};
 use qwen3_vl::batch::{Batch, BatchOptions, Event};
-use qwen3_vl::footprint::{Footprint, Gpu, Workload, batch_footprint, footprint};
+use qwen3_vl::footprint::{Footprint, Gpu, Planned, Workload};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Checkpoint, LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-/// The most bytes that are live in a recorded sequence.
+/// The most bytes that are live in a recorded sequence, on a pool that nothing else uses.
 fn peak_live(entries: &[Entry]) -> usize {
-    let pool = Rehearsal::new();
-    let mut live = HashMap::new();
-    for entry in entries {
-        match *entry {
-            Entry::Allocate { block, bytes, stream } => {
-                live.insert(block, pool.take_on(stream, bytes).unwrap());
-            }
-            Entry::Free { block, .. } => drop(live.remove(&block)),
-        }
-    }
-    pool.statistics().peak_live
+    let gpu = PlannedGpu { capability: (6, 1), multiprocessors: 1, memory: usize::MAX };
+    let ((), books) = plan(&[gpu], |devices| {
+        let pool = memory::pool(&devices[0])?;
+        replay(entries, &*pool, &[StreamHandle::of(&devices[0])])
+    })
+    .unwrap();
+    books[0].peak_live
 }
 
 /// The most bytes that are live while the model in `path` is loaded and answers, and its workload.
@@ -53,7 +49,8 @@ fn measured(path: &Path, device: &Device, options: LoadOptions, picture: &[Visua
 fn planned(path: &Path, options: &LoadOptions, work: &Workload, gpu: &Gpu) -> Footprint {
     let checkpoint = Checkpoint::open(path, None).unwrap();
     let config = checkpoint.config().unwrap();
-    footprint(&config, &|name| checkpoint.storage(&config, options, name), options, work, gpu).unwrap()
+    let storage = |name: &str| checkpoint.storage(&config, options, name);
+    Planned { config: &config, storage: &storage, options }.footprint(work, None, gpu).unwrap()
 }
 
 /// The most bytes that are live while the model answers many requests at once.
@@ -91,7 +88,8 @@ fn plans_of_many_requests_are_what_is_allocated() {
         let checkpoint = Checkpoint::open(&path, None).unwrap();
         let config = checkpoint.config().unwrap();
         let storage = |name: &str| checkpoint.storage(&config, &options, name);
-        let planned = batch_footprint(&config, &storage, &options, &work, &batch, &Gpu::of(cuda)).unwrap();
+        let planned = Planned { config: &config, storage: &storage, options: &options };
+        let planned = planned.footprint(&work, Some(&batch), &Gpu::of(cuda)).unwrap();
         common::say(&format!("{cache}, graph {graph}: {measured} bytes, {planned:?}"));
         let graphs = planned.peak - planned.live;
         assert!(planned.live + if graph { graphs } else { 0 } >= measured, "{measured} bytes, {planned:?}");

@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["error"],
     &["cuda"],
     &["memory"],
-    &["device"],
+    &["device", "plan"],
     &["tensor"],
     &["block_mask", "governor", "quant"],
     &["float16"],

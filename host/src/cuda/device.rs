@@ -2,6 +2,7 @@
 
 use super::module::Modules;
 use super::occupancy::Multiprocessor;
+use super::planned::{self, PlannedGpu};
 use super::{Event, Stream, alive_on, check, failure};
 use crate::{Error, Result};
 use cust::context::{Context, CurrentContext};
@@ -29,7 +30,8 @@ pub struct CudaDevice {
 }
 
 struct Inner {
-    context: Context,
+    /// None of a planned device.
+    context: Option<Context>,
     modules: Modules,
     properties: Properties,
     /// See [`CudaDevice::prefer_low_power`].
@@ -163,6 +165,33 @@ impl CudaDevice {
         Ok(Self { stream: Arc::new(Stream::new()?), inner })
     }
 
+    /// A device of the plan that this thread makes, which has this number there.
+    pub(super) fn planned(gpu: &PlannedGpu, ordinal: u32) -> Result<Self> {
+        let properties = Properties {
+            ordinal,
+            name: "a planned GPU".into(),
+            capability: gpu.capability,
+            multiprocessors: gpu.multiprocessors,
+            multiprocessor: Multiprocessor::SM_61,
+            clock_khz: 0,
+            memory_clock_khz: 0,
+            memory_bus_bits: 0,
+            l2_bytes: 0,
+            memory_bytes: gpu.memory,
+            memory_pools: true,
+            watchdog: false,
+        };
+        let (context, modules, low_power) = (None, Modules::planned(), AtomicBool::new(false));
+        let inner = Arc::new(Inner { context, modules, properties, low_power });
+        bind(&inner)?;
+        Ok(Self { stream: Arc::new(Stream::new()?), inner })
+    }
+
+    /// Whether it only keeps the books of a [plan](crate::plan): its memory has no contents, and its kernels do not run.
+    pub fn is_planned(&self) -> bool {
+        self.inner.context.is_none()
+    }
+
     /// The same device with a new stream: work on it runs concurrently with work on this one.
     ///
     /// # Errors
@@ -253,7 +282,7 @@ impl CudaDevice {
 
     /// Whether this is a virtual GPU.
     pub fn is_virtual(&self) -> bool {
-        driver::backend() == Some(driver::Backend::Virtual)
+        !self.is_planned() && driver::backend() == Some(driver::Backend::Virtual)
     }
 
     /// Free and total bytes of device memory at this moment.
@@ -275,7 +304,7 @@ impl CudaDevice {
 
     /// Its primary context, for calls that take two contexts.
     pub(crate) fn context(&self) -> sys::CUcontext {
-        self.inner.context.as_raw()
+        self.inner.context.as_ref().map_or(std::ptr::null_mut(), Context::as_raw)
     }
 
     /// Whether two handles are of the same device and the same stream.
@@ -310,6 +339,9 @@ pub(super) fn current() -> Option<u32> {
 /// Makes the context of an opened device current; for destructors, which run on any thread.
 pub(super) fn bind_ordinal(ordinal: Option<u32>) -> Result<()> {
     let Some(index) = ordinal else { return Ok(()) };
+    if planned::is_planned(index) {
+        return planned::make_current(index);
+    }
     let opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let inner = opened.get(index as usize).cloned().flatten();
     drop(opened);
@@ -320,8 +352,11 @@ fn bind(inner: &Inner) -> Result<()> {
     let ordinal = inner.properties.ordinal;
     alive_on(Some(ordinal), "cuCtxSetCurrent")?;
     if CURRENT.get() != Some(ordinal) {
-        CurrentContext::set_current(&inner.context)
-            .map_err(|_| super::failure_on(Some(ordinal), "cuCtxSetCurrent", driver::last_raw_code()))?;
+        match &inner.context {
+            Some(context) => CurrentContext::set_current(context)
+                .map_err(|_| super::failure_on(Some(ordinal), "cuCtxSetCurrent", driver::last_raw_code()))?,
+            None => planned::make_current(ordinal)?,
+        }
         CURRENT.set(Some(ordinal));
     }
     Ok(())
@@ -340,7 +375,12 @@ fn open(ordinal: u32) -> Result<Inner> {
     let context = Context::new(device).map_err(|_| Error::NoDevice {
         reason: format!("no context on {}: {}", properties.name, driver::code_text(driver::last_raw_code())),
     })?;
-    let inner = Inner { context, modules: Modules::new(), properties, low_power: AtomicBool::new(false) };
+    let inner = Inner {
+        context: Some(context),
+        modules: Modules::new(),
+        properties,
+        low_power: AtomicBool::new(false),
+    };
     CURRENT.set(None); // the primary context may have been made current by others
     bind(&inner)?;
     Ok(inner)

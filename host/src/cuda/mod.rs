@@ -17,6 +17,7 @@ mod module;
 pub(crate) mod nccl;
 pub mod occupancy;
 mod packed;
+mod planned;
 mod stream;
 
 pub use archive::{PTX_ORIGIN, ptx, ptx_compressed_bytes, ptx_modules, ptx_of};
@@ -29,6 +30,8 @@ pub use foreign::{Function, PtxModule};
 pub use graph::Graph;
 pub use launch::trace;
 pub use module::Loaded;
+pub use planned::PlannedGpu;
+pub(crate) use planned::{Planning, count_host_bytes, refused};
 pub(crate) use stream::COUNTERS;
 pub(crate) use stream::Kept;
 pub use stream::Stream;
@@ -140,6 +143,9 @@ pub(crate) fn ensure_alive(call: &'static str) -> Result<()> {
 
 /// As [`ensure_alive`], for the device of this ordinal.
 pub(crate) fn alive_on(ordinal: Option<u32>, call: &'static str) -> Result<()> {
+    if planned::is_any() || ordinal.is_some_and(planned::is_planned) {
+        return planned::check(ordinal, call);
+    }
     let Some(&(first, code)) = faults_of(ordinal).iter().find_map(OnceLock::get) else { return Ok(()) };
     let text = format!("{}; {call} was not tried after it", driver::code_text(code));
     Err(Error::DeviceLost { call: first, code, text })

@@ -35,6 +35,8 @@ pub(crate) struct Modules {
     kernels: HashMap<&'static str, Slot>,
     /// Locked while a module is loaded: other threads wait for the same module, not for other modules.
     loading: HashMap<&'static str, Mutex<()>>,
+    /// Of a planned device, the modules whose kernels it was given, in the order of their first use.
+    planned: Option<Mutex<Vec<&'static str>>>,
 }
 
 // SAFETY: function handles name code of the context, which lives as long as the process; the driver lets any thread launch
@@ -50,7 +52,20 @@ impl Modules {
         Self {
             kernels: kernels_gpu::KERNELS.iter().copied().flatten().map(slot).collect(),
             loading: ptx_modules().map(|name| (name, Mutex::new(()))).collect(),
+            planned: None,
         }
+    }
+
+    /// Those of a planned device, which are written down and not loaded.
+    pub(super) fn planned() -> Self {
+        Self { planned: Some(Mutex::default()), ..Self::new() }
+    }
+
+    /// The modules that a planned device would have loaded, in the order of their first use.
+    pub(crate) fn of_plan(&self) -> Vec<&'static str> {
+        let written =
+            self.planned.as_ref().map(|names| names.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        written.unwrap_or_default()
     }
 
     /// The kernel; loads its module at the first use. The context is current.
@@ -88,6 +103,18 @@ impl Modules {
     fn load(&self, name: &str) -> Result<()> {
         let _lock = self.loading.get(name).map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         if self.is_loaded(name) {
+            return Ok(());
+        }
+        if let Some(names) = &self.planned {
+            let kernel = |slot: &Slot| {
+                // what it takes decides about the blocks of its grid, and not about memory
+                let resources = Resources { registers: 32, shared_bytes: 0 };
+                let _ = slot.kernel.set(Kernel { function: ptr::null_mut(), resources: resources.into() });
+                slot.info.module
+            };
+            if let Some(module) = self.of(name).map(kernel).last() {
+                names.lock().unwrap_or_else(PoisonError::into_inner).push(module);
+            }
             return Ok(());
         }
         let text = ptx_of(name)?;

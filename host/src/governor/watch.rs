@@ -74,7 +74,7 @@ impl Pacer {
     pub fn new(device: &Device) -> Self {
         let real = pascaline_driver::backend() == Some(pascaline_driver::Backend::Real);
         let watch = match device {
-            Device::Cuda(device) if real => Some(watch(device)),
+            Device::Cuda(device) if real && !device.is_planned() => Some(watch(device)),
             _ => None,
         };
         Self::of(watch)

@@ -210,7 +210,7 @@ impl DeviceBuffer {
     pub fn upload(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         drop(self.outside_capture("upload")?);
         self.range("upload", offset, source.len())?;
-        if source.is_empty() {
+        if source.is_empty() || self.device.is_planned() {
             return Ok(());
         }
         self.upload_staged(offset, source)
@@ -224,7 +224,10 @@ impl DeviceBuffer {
     pub fn download(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         drop(self.outside_capture("download")?);
         self.range("download", offset, target.len())?;
-        if target.is_empty() {
+        if self.device.is_planned() {
+            target.fill(0);
+        }
+        if target.is_empty() || self.device.is_planned() {
             return self.device.synchronize();
         }
         self.download_staged(offset, target)?;
@@ -286,6 +289,9 @@ impl DeviceBuffer {
     pub fn copy_across(&mut self, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<()> {
         if source.device().properties().ordinal == self.device.properties().ordinal {
             return self.copy_from(0, source, at, bytes);
+        }
+        if self.device.is_planned() {
+            return Ok(());
         }
         let mut staged = vec![0u8; bytes];
         source.download(at, &mut staged)?;

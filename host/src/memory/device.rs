@@ -7,6 +7,8 @@ use crate::cuda::{CudaDevice, Event, Stream, check, ensure_alive};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -284,12 +286,42 @@ struct Entry {
 /// By ordinal. Never dropped, so that no driver call is made when the process ends.
 static POOLS: Mutex<Vec<Option<Arc<Entry>>>> = Mutex::new(Vec::new());
 
+thread_local! {
+    /// Those of the plan that this thread makes, by ordinal.
+    static PLANNED: RefCell<BTreeMap<u32, Arc<Entry>>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Ends the pools of a plan.
+pub(crate) fn forget_planned() {
+    for entry in PLANNED.take().into_values() {
+        entry.pinned.free_all();
+    }
+}
+
 fn entry(device: &CudaDevice) -> Result<Arc<Entry>> {
+    if device.is_planned() {
+        let ordinal = device.properties().ordinal;
+        if let Some(entry) = PLANNED.with_borrow(|pools| pools.get(&ordinal).cloned()) {
+            return Ok(entry);
+        }
+        let entry = Arc::new(new_entry(device)?);
+        PLANNED.with_borrow_mut(|pools| pools.insert(ordinal, Arc::clone(&entry)));
+        return Ok(entry);
+    }
     let index = device.properties().ordinal as usize;
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(Some(entry)) = pools.get(index) {
         return Ok(Arc::clone(entry));
     }
+    let entry = Arc::new(new_entry(device)?);
+    if pools.len() <= index {
+        pools.resize(index + 1, None);
+    }
+    pools[index] = Some(Arc::clone(&entry));
+    Ok(entry)
+}
+
+fn new_entry(device: &CudaDevice) -> Result<Entry> {
     let driver_pool = match DriverPool::new(device) {
         Ok(pool) => Some(Arc::new(pool)),
         Err(error @ Error::DeviceLost { .. }) => return Err(error),
@@ -304,12 +336,7 @@ fn entry(device: &CudaDevice) -> Result<Arc<Entry>> {
     let stream = StreamHandle::of(&service);
     let pool = MemoryPool::new(CudaTimeline::new(&service), Box::new(Arc::clone(&limit)) as Box<_>, stream);
     let pinned = Arc::new(PinnedPool::new(&service));
-    let entry = Arc::new(Entry { pool: Arc::new(pool), limit, service, driver_pool, pinned });
-    if pools.len() <= index {
-        pools.resize(index + 1, None);
-    }
-    pools[index] = Some(Arc::clone(&entry));
-    Ok(entry)
+    Ok(Entry { pool: Arc::new(pool), limit, service, driver_pool, pinned })
 }
 
 /// The pool of all memory of this device, shared by all its handles and streams.

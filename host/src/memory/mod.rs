@@ -16,7 +16,6 @@ mod link_tests;
 mod order;
 mod pinned;
 mod pool;
-mod rehearsal;
 pub mod simulated;
 mod slab;
 #[cfg(test)]
@@ -61,6 +60,7 @@ fn reported(file: &str, name: &str) -> Option<usize> {
 }
 
 pub use buffer::{DeviceBuffer, refusing, trace};
+pub(crate) use device::forget_planned;
 pub use device::{
     CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, available, pool, set_limit, settle,
     source,
@@ -71,5 +71,4 @@ pub use link::{Link, Way};
 pub(crate) use pinned::Posted;
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};
-pub use rehearsal::{Rehearsal, Rehearsed};
 pub use upstream::{Timeline, Upstream};

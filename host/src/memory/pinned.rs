@@ -91,12 +91,24 @@ impl PinnedPool {
         // SAFETY: a context is current; `at` is written before it is used.
         let result = unsafe { sys::cuMemHostAlloc(&mut at, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
         check("cuMemHostAlloc", result)?;
-        // SAFETY: just allocated, `bytes` long and not shared. Zeroed so that it may be read as bytes.
-        unsafe { ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
+        if !self.device.is_planned() {
+            // SAFETY: just allocated, `bytes` long and not shared. Zeroed so that it may be read as bytes, as a plan's memory is.
+            unsafe { ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
+        }
         match NonNull::new(at.cast()) {
             Some(at) => Ok(Block { at, bytes, copied }),
             None => check("cuMemHostAlloc", sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)
                 .and_then(|()| self.take(bytes)),
+        }
+    }
+
+    /// Frees the blocks that nobody has; for a plan, in which no copy uses them.
+    pub fn free_all(&self) {
+        if self.device.is_planned() && self.device.bind().is_ok() {
+            for block in self.lock().drain(..) {
+                // SAFETY: allocated by `take`, freed once, and used by no copy, as a plan makes none.
+                let _ = check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(block.at.as_ptr().cast()) });
+            }
         }
     }
 

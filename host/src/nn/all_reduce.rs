@@ -98,7 +98,8 @@ impl AllReduce {
             gpu.bind()?;
             there.push(Event::untimed()?);
         }
-        let nccl = if takes_nccl(way, gpus.len(), all) { Nccl::open(&gpus)? } else { None };
+        let planned = gpus.iter().any(CudaDevice::is_planned);
+        let nccl = if !planned && takes_nccl(way, gpus.len(), all) { Nccl::open(&gpus)? } else { None };
         if way == Some(Way::Nccl) && nccl.is_none() {
             return Err(refused(
                 format!("{devices:?}"),

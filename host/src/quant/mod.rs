@@ -67,8 +67,11 @@ pub struct QuantTensor {
 }
 
 impl QuantTensor {
-    /// With undefined contents, for an op to write.
-    pub(crate) fn uninitialized(format: Format, shape: Shape, device: &Device) -> Result<Self> {
+    /// With undefined contents.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `shape` is not [n, k], [`Error::TooLarge`], [`Error::OutOfMemory`].
+    pub fn uninitialized(format: Format, shape: Shape, device: &Device) -> Result<Self> {
         let (n, k) = Self::padded(format, &shape)?;
         let quants = Tensor::uninitialized([n, k / 32 * bits(format)], DType::U32, device)?;
         let (dtype, of_row) = match format.descriptor().scales {

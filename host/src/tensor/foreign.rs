@@ -1,7 +1,7 @@
 //! Tensors over memory that belongs to another library.
 
 use super::{CpuBuffer, Layout, Storage, Tensor};
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, count_host_bytes};
 use crate::memory::{DeviceBuffer, PinnedBuffer};
 use crate::{DType, Device, Element, Error, Result, Shape};
 use std::any::Any;
@@ -107,10 +107,24 @@ impl Tensor {
             return Err(Error::Layout { op: "in_host_memory", argument: "x", needed: "contiguous" });
         }
         let (shape, dtype) = (self.shape().clone(), self.dtype());
+        if buffer.device().is_planned() {
+            return self.counted_in_host_memory(buffer.device());
+        }
         let mut host = PinnedBuffer::new(buffer.device(), shape.elements() * dtype.size())?;
         self.read_bytes(&mut host)?;
         let storage = Storage::Cuda(DeviceBuffer::in_host_memory(buffer.device(), host));
         Ok(Self { storage: Arc::new(storage), layout: Layout::contiguous(dtype, shape)? })
+    }
+
+    /// The same in a plan: without memory.
+    fn counted_in_host_memory(&self, device: &CudaDevice) -> Result<Self> {
+        let bytes = self.shape().elements() * self.dtype().size();
+        count_host_bytes(bytes);
+        let owner = Box::new(());
+        // SAFETY: a plan's device reads nothing at an address.
+        let buffer = unsafe { DeviceBuffer::foreign(device, 256, bytes, owner) };
+        let layout = Layout::contiguous(self.dtype(), self.shape().clone())?;
+        Ok(Self { storage: Arc::new(Storage::Cuda(buffer)), layout })
     }
 
     /// Records that work queued so far on another stream of the device uses the tensor's memory, so that it is not reused

@@ -23,10 +23,10 @@ mod images;
 mod pages;
 mod pass;
 mod prefix;
+mod rehearsal;
 mod sequence;
 
 use crate::generate::{Options, Output, StopReason};
-use crate::kernels;
 use crate::model::Qwen3Vl;
 use crate::processor::Prompt;
 use crate::sampling::{Logprobs, Sampler, checked};
@@ -44,6 +44,7 @@ use std::time::{Duration, Instant};
 
 pub use pascaline::ops::PAGE;
 pub use prefix::{KeyedPrompt, Prefixes};
+pub(crate) use rehearsal::{Rehearsed, rehearse};
 
 /// How a [`Batch`] uses memory and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +86,7 @@ impl BatchOptions {
         let context = model.config().text.max_position_embeddings;
         let tokens = match model.device() {
             Device::Cpu => 16 << 10,
-            Device::Cuda(_) => model.text.room_for_tokens()?,
+            Device::Cuda(_) => model.network.text.room_for_tokens()?,
         };
         let room = Self::with_room(tokens.min(context.saturating_mul(16)));
         Ok(Self { pages: room.pages.min(model.most_pages()), ..room })
@@ -206,20 +207,14 @@ impl<'m> Batch<'m> {
             prompt_tokens: options.prompt_tokens.max(1),
             ..options
         };
-        for device in model.devices() {
-            // before the first request, whose answer would wait for the driver's compiler
-            if let Device::Cuda(device) = device {
-                let text = &model.config().text;
-                device.load_modules(&kernels::of_pages(model.text.cache_format(), text.head_dim))?;
-            }
-        }
+        model.load_modules(&options)?; // before the first request, whose answer would wait for the driver's compiler
         Ok(Self {
             model,
             options,
-            pool: model.text.pages(options.pages)?,
+            pool: model.network.text.pages(options.pages)?,
             pages: Pages::new(options.pages),
             images: Images::new(options.image_bytes),
-            passes: Passes::new(model, options.graph, options.captured_rows()),
+            passes: Passes::new(&model.network, options.graph, options.captured_rows()),
             budget: Budget::new(options.prompt_tokens),
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -382,7 +377,7 @@ impl<'m> Batch<'m> {
         let answers = self.running.iter().filter(|sequence| sequence.decodes()).count();
         let without_answer = self.running.len() - answers + self.waiting.len();
         let mut room = match answers {
-            0 => self.model.tokens_per_pass(),
+            0 => self.model.network.tokens_per_pass(),
             _ if without_answer > answers => self.options.prompt_tokens,
             _ => self.budget.tokens(answers),
         };

@@ -2,7 +2,7 @@
 //! captured and replayed: decode, and a few prompt tokens beside it.
 
 use super::pages::pages_of;
-use crate::model::{Qwen3Vl, clip};
+use crate::network::{Network, clip};
 use crate::positions::{RopeTables, text_rope};
 use crate::relay::Relay;
 use crate::text::{ImageRun, Images};
@@ -17,7 +17,7 @@ pub(super) const MOST_BY_ROWS: usize = 64;
 const NOWHERE: u32 = u32::MAX;
 /// The fewest pages per table of a captured pass. The number is rounded up to a power of two, so that few passes are
 /// captured.
-const LEAST_WIDTH: usize = 16;
+pub(super) const LEAST_WIDTH: usize = 16;
 
 /// A token of a pass.
 #[derive(Clone, Copy)]
@@ -95,7 +95,7 @@ struct Inputs {
 
 /// Runs and captures passes through a model.
 pub(super) struct Passes<'m> {
-    model: &'m Qwen3Vl,
+    model: &'m Network,
     /// Angles of text: row p is for position p on all axes.
     known: RopeTables,
     /// Each owns the memory of its activations.
@@ -110,8 +110,8 @@ pub(super) struct Passes<'m> {
 
 impl<'m> Passes<'m> {
     /// Captures passes where possible if `capture`, of at most `captured_rows` rows together.
-    pub fn new(model: &'m Qwen3Vl, capture: bool, captured_rows: usize) -> Self {
-        let capture = capture && model.device().is_cuda() && model.streamed_layers() == 0;
+    pub fn new(model: &'m Network, capture: bool, captured_rows: usize) -> Self {
+        let capture = capture && model.device().is_cuda() && model.text.streamed_layers() == 0;
         let known = RopeTables { cos: Vec::new(), sin: Vec::new() };
         Self { model, known, graphs: Vec::new(), captured_rows, capture, clock: 0, is_first: false }
     }
@@ -212,7 +212,7 @@ impl<'m> Passes<'m> {
     /// The inputs for each stage.
     fn inputs(&mut self, work: &Work, shape: Shape) -> Result<Vec<Inputs>> {
         let (numbers, angles) = (self.numbers(work, shape), self.angles(work, shape));
-        let half = self.model.config().text.head_dim / 2;
+        let half = self.model.config.text.head_dim / 2;
         let on = |device: &Device| {
             Ok(Inputs {
                 numbers: Tensor::from_slice(&numbers, [numbers.len()], device)?,
@@ -248,7 +248,7 @@ impl<'m> Passes<'m> {
 
     /// The contents of [`Inputs::angles`].
     fn angles(&mut self, work: &Work, shape: Shape) -> Vec<f32> {
-        let text = &self.model.config().text;
+        let text = &self.model.config.text;
         let half = text.head_dim / 2;
         let padding = shape.last - work.last.len();
         let last = work.last.iter().map(|last| last.row.position);
@@ -374,7 +374,7 @@ fn view(Inputs { numbers, angles }: &Inputs, shape: Shape, work: &Work) -> Resul
 /// The part of a pass on one device: only launches, whose arguments are the same for all work of one shape. Of `work`, only
 /// the parts and images are used.
 fn stage_of(
-    model: &Qwen3Vl,
+    model: &Network,
     pool: &mut KvPages,
     view: &View,
     stage: usize,
@@ -392,7 +392,7 @@ fn stage_of(
 
 /// The whole pass, launched kernel by kernel.
 fn forward(
-    model: &Qwen3Vl,
+    model: &Network,
     pool: &mut KvPages,
     inputs: &[Inputs],
     shape: Shape,

@@ -1,7 +1,8 @@
 //! Prefix caching: keys of prompt prefixes, and which of them a batch's pages hold.
 
 use super::pages::pages_of;
-use crate::model::{Qwen3Vl, clip};
+use crate::model::Qwen3Vl;
+use crate::network::clip;
 use crate::preprocess::Patches;
 use crate::processor::Prompt;
 use crate::text::ImageRun;

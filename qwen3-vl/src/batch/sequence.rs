@@ -5,7 +5,8 @@ use super::images::Images;
 use super::pages::{Pages, pages_of};
 use super::prefix::{Key, KeyedPrompt, page_key};
 use crate::generate::{Options, Output, Statistics, StopReason, first_position, rate};
-use crate::model::{Qwen3Vl, clip};
+use crate::model::Qwen3Vl;
+use crate::network::clip;
 use crate::processor::Prompt;
 use crate::sampling::Sampler;
 use crate::stream::TextStream;
@@ -242,7 +243,7 @@ impl<'m> Sequence<'m> {
                 let mut progress = begun.map_or_else(VisionProgress::default, |(_, progress)| progress);
                 let before = progress.passed;
                 vision.passed = Some(0);
-                let output = model.encode_image_on(patches, &mut progress, blocks)?;
+                let output = model.network.encode_image_on(patches, &mut progress, blocks)?;
                 vision.passed = Some((progress.passed - before).saturating_mul(of_block));
                 let Some(output) = output else {
                     self.progress = Some((run.output, progress));
