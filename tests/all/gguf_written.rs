@@ -128,17 +128,6 @@ fn plain_blocks(ty: GgmlType, values: &[f32]) -> Vec<u8> {
                     out[16 + i / 128 * 32 + i % 32] |= q << (i % 128 / 32 * 2);
                 }
             }
-            GgmlType::Q3_K => {
-                // scales of 33 − 32 = 1: q from −4 to 3
-                out[96..104].fill(1 | 1 << 4);
-                out[104..108].fill(0b10101010);
-                let d = most / 4.0 * 0.7;
-                out[108..110].copy_from_slice(&half(d));
-                for (i, q) in levels(7.0, d, -4.0 * d).into_iter().enumerate() {
-                    out[32 + i / 128 * 32 + i % 32] |= (q & 3) << (i % 128 / 32 * 2);
-                    out[i % 32] |= (q >> 2) << (i / 32);
-                }
-            }
             other => unreachable!("{other:?} is written"),
         }
     }
@@ -216,7 +205,7 @@ fn a_model_of_all_types_is_read() {
     for device in [Device::Cpu, common::cuda_device()] {
         let (found, converted) = logits(&device, true);
         let expected =
-            [GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q2_K, GgmlType::Q3_K].map(|ty| {
+            [GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q2_K].map(|ty| {
                 (
                     ty.name(),
                     plan.tensors.iter().filter(|tensor| tensor.shape.len() == 2 && tensor.ty == ty).count(),
