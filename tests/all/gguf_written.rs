@@ -204,13 +204,12 @@ fn a_model_of_all_types_is_read() {
     assert!(none.is_empty());
     for device in [Device::Cpu, common::cuda_device()] {
         let (found, converted) = logits(&device, true);
-        let expected =
-            [GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q2_K].map(|ty| {
-                (
-                    ty.name(),
-                    plan.tensors.iter().filter(|tensor| tensor.shape.len() == 2 && tensor.ty == ty).count(),
-                )
-            });
+        let expected = [GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q2_K].map(|ty| {
+            (
+                ty.name(),
+                plan.tensors.iter().filter(|tensor| tensor.shape.len() == 2 && tensor.ty == ty).count(),
+            )
+        });
         assert_eq!(converted, expected);
         let report = ErrorReport::new(&want, &found);
         common::say(&format!("all types on {device}: {report}"));

@@ -344,13 +344,14 @@ fn weighted_error(x: &[f32], y: &[f32]) -> f64 {
     x.iter().zip(y).map(|(&x, &y)| f64::from(x).powi(2) * f64::from(x - y).powi(2)).sum()
 }
 
-/// The formats whose scales are searched for lose about as much as with the best possible scales. Those of Q6_K and IQ4_XS are whole
-/// multiples of their super-block's d, of which all are tried; those of IQ4_NL are not, and 1400 are.
+/// The formats whose scales are searched for lose about as much as with the best possible scales. Those of Q6_K, Q3_K and
+/// IQ4_XS are whole multiples of their super-block's d, of which all are tried; those of IQ4_NL are not, and 1400 are.
 #[test]
 fn searched_scales_are_about_the_best_there_are() -> Result<()> {
     let levels =
         [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113].map(|level| level as f32);
     let six_bits: Vec<f32> = (-32..32).map(|level| level as f32).collect();
+    let three_bits: Vec<f32> = (-4..4).map(|level| level as f32).collect();
     let (n, k) = (4, 512);
     let x = data::normal("searched", "x", [n, k], DType::F32);
     let (w, x) = (x.to(&Device::Cpu)?, x.values);
@@ -358,19 +359,21 @@ fn searched_scales_are_about_the_best_there_are() -> Result<()> {
         (Format::Iq4Nl, 32, &levels[..], 1.03),
         (Format::Iq4Xs, 32, &levels[..], 1.04),
         (Format::Q6K, 16, &six_bits[..], 1.1), // rounded to d's multiples after the search
+        (Format::Q3K, 16, &three_bits[..], 1.1), // as well
     ] {
         let w = ops::quantize(&w, format)?;
-        let (file, y) = (w.to_gguf_bytes()?, ops::dequantize(&w, DType::F32)?.to_vec::<f32>()?);
+        let (bytes, y) = (w.to_gguf_bytes()?, ops::dequantize(&w, DType::F32)?.to_vec::<f32>()?);
+        let file = format.descriptor().file.as_ref().expect("a format of files");
         let d = |i: usize| {
-            let at = if format == Format::Q6K { i / 256 * 210 + 208 } else { i / 256 * 136 };
-            half::f16::from_le_bytes([file[at], file[at + 1]]).to_f32()
+            let at = i / file.block * file.bytes + file.scales[0];
+            half::f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
         };
         let (mut in_all, mut best_in_all) = (0.0, 0.0);
         for (i, (x, y)) in x.chunks(group).zip(y.chunks(group)).enumerate() {
             let largest = x.iter().fold(0f32, |a, &b| if b.abs() > a.abs() { b } else { a });
             let scales: Vec<f32> = match format {
                 Format::Q6K => (-128..128).map(|scale| d(i * group) * scale as f32).collect(),
-                Format::Iq4Xs => (-32..32).map(|scale| d(i * group) * scale as f32).collect(),
+                Format::Iq4Xs | Format::Q3K => (-32..32).map(|scale| d(i * group) * scale as f32).collect(),
                 _ => (-1400..1400).map(|step| largest / levels[0] * step as f32 / 1000.0).collect(),
             };
             let of = |scale: f32| -> Vec<f32> {
@@ -392,11 +395,11 @@ fn searched_scales_are_about_the_best_there_are() -> Result<()> {
 }
 
 /// More bits lose less, and at the same size the formats that search lose less than Q4_0. Each loses what its descriptor says, at most and
-/// about.
+/// about; I8's error grows with the length of a row, so there is one long row.
 #[test]
 fn formats_by_what_they_lose() -> Result<()> {
-    let x = data::normal("formats", "x", [16, 512], DType::F32).values;
-    let error = |format| Ok(ErrorReport::new(&x, &round_trip(&x, 512, format)?).relative_rms);
+    let x = data::normal("formats", "x", [1, 8192], DType::F32).values;
+    let error = |format| Ok(ErrorReport::new(&x, &round_trip(&x, x.len(), format)?).relative_rms);
     let order =
         [Format::Q8_0, Format::Q6K, Format::Q5K, Format::Q4K, Format::Iq4Nl, Format::Iq4Xs, Format::Q4_0];
     let errors = order.map(error).into_iter().collect::<Result<Vec<_>>>()?;
