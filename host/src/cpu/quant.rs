@@ -16,7 +16,7 @@ use half::f16;
 use kernels_gpu::quant::blocks::{
     BLOCK, Half, RANGE_I8, abs_max, inverse, pack_row_i8, quant_i8, scale_i8, steps, stored_scale,
 };
-use kernels_gpu::quant::formats::q4_0;
+use kernels_gpu::quant::formats::{Halves, q4_0};
 use kernels_gpu::quant::scaled::scale_of;
 use rayon::prelude::*;
 
@@ -127,9 +127,9 @@ fn quantize_row<T: Float>(quants: &mut [i8], scales: &mut [u32], x: &[T]) {
 /// A row's quants less their offset (for table formats, the values they index), and the factors of every block.
 pub(crate) struct DecodedRow {
     pub quants: Vec<i8>,
-    /// A step and a minimum, or the steps of a block's halves.
-    pub steps: Vec<(f32, f32)>,
-    /// Whether the latter.
+    /// Of each block's halves.
+    pub steps: Vec<Halves>,
+    /// Whether the halves differ.
     pub halves: bool,
 }
 
@@ -138,7 +138,8 @@ pub(crate) fn read_row(w: &QuantTensor, r: usize) -> Result<DecodedRow> {
     let (about, k) = (w.format().descriptor(), w.k);
     let (row_words, row_bytes) = (k / 32 * about.bits, about.scales.row_bytes(k));
     let (words, scales) = (&slice::<u32>(&w.quants)?[r * row_words..], &bytes(&w.scales)[r * row_bytes..]);
-    let mut row = DecodedRow { quants: vec![0; k], steps: vec![(0.0, 0.0); k / BLOCK], halves: about.halves };
+    let mut row =
+        DecodedRow { quants: vec![0; k], steps: vec![Halves::default(); k / BLOCK], halves: about.halves };
     (about.decode)(&words[..row_words], &scales[..row_bytes], &mut row.quants, &mut row.steps);
     Ok(row)
 }
@@ -156,11 +157,7 @@ pub(crate) fn dequantize(mut y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>
             }
             let row = read_row(w, from)?;
             for (i, y) in y.iter_mut().enumerate() {
-                let (step, min) = match row.steps[i / BLOCK] {
-                    (_, second) if row.halves && i % BLOCK >= BLOCK / 2 => (second, 0.0),
-                    (first, _) if row.halves => (first, 0.0),
-                    whole => whole,
-                };
+                let (step, min) = row.steps[i / BLOCK][i % BLOCK / (BLOCK / 2)];
                 *y = T::from_f32(step.mul_add(f32::from(row.quants[i]), -min));
             }
         }

@@ -56,12 +56,8 @@ unsafe fn decode<W: Weights, T: Element>(
         if from < n {
             let bytes = W::four(w, from, group);
             let block = group / (BLOCK as u32 / 4);
-            let (step, min) = W::step_min(W::packed(w, from, block), block);
-            let (step, min) = match W::HALVES {
-                true if group % 8 < 4 => (step, 0.0),
-                true => (min, 0.0), // which is the second half's step
-                false => (step * W::row_scale(w, from), min),
-            };
+            let (step, min) = W::of_half(W::packed(w, from, block), block, group % 8 >= 4);
+            let step = step * W::row_scale(w, from);
             let mut i = 0;
             while i < 4 {
                 let quant = (bytes >> (8 * i)) as u8 as i8 as i32 - W::OFFSET;

@@ -27,12 +27,13 @@ use super::blocks::RowScale;
 use super::encode::activations;
 use super::epilogue::Epilogue;
 use super::unroll::unroll;
-use super::weights::{BLOCK_VALUES, MAGIC, Matrix, Weights, chunk, upper};
+use super::weights::{BLOCK_VALUES, MAGIC, Matrix, Weights, chunk, half_minima, upper};
 use super::{FORMATS, Gated, Product};
 use crate::device::Shared;
 use crate::device::int8::{dp4a, load_words};
 use crate::device::math::fma;
 use crate::elementwise::silu;
+use core::marker::PhantomData;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec};
@@ -49,23 +50,25 @@ const BLOCKS: u32 = 2;
 const PAD: u32 = 2;
 
 /// The layout of one block of 32 columns of a buffer of `BM` rows of x, in words.
-struct Place<const BM: u32>;
+struct Place<W, const BM: u32>(PhantomData<W>);
 
-impl<const BM: u32> Place<BM> {
+impl<W: Weights, const BM: u32> Place<W, BM> {
     /// Two planes of 16 bytes per row of x.
     const X: u32 = 0;
     /// Two planes of 16 bytes per row of w.
     const W: u32 = 2 * (BM + PAD) * 4;
     /// [BM] scales of x.
     const X_SCALE: u32 = Self::W + 2 * (BN + PAD) * 4;
-    /// [BM] from Σ x: the initial integer sum, or the factor of the minimum.
+    /// [BM] from Σ x: the initial integer sum, or the factor of the minimum. If halves have minima, [2, BM]: Σ of each half's quants.
     const X_SUM: u32 = Self::X_SCALE + BM;
     /// [BN] steps of w.
-    const STEP: u32 = Self::X_SUM + BM;
+    const STEP: u32 = Self::X_SUM + if half_minima::<W>() { 2 * BM } else { BM };
     /// [BN] minima of w, negative; or the steps of the second halves of blocks, where STEP has those of the first.
     const MIN: u32 = Self::STEP + BN;
+    /// [2, BN] minima of halves, negative, if they have any.
+    const MINIMA: u32 = Self::MIN + BN;
     /// The last 16 words are unused, so that the planes of successive blocks begin 16 banks apart.
-    const BLOCK: u32 = Self::MIN + BN + 16;
+    const BLOCK: u32 = Self::MINIMA + if half_minima::<W>() { 2 * BN } else { 0 } + 16;
     const WORDS: u32 = BLOCKS * Self::BLOCK;
 
     /// Run `run` of 16 columns of row `row`, in `planes` of `rows` rows.
@@ -76,8 +79,8 @@ impl<const BM: u32> Place<BM> {
 }
 
 /// Words of shared memory of a block.
-const fn shared_words<const BM: u32>() -> u32 {
-    2 * Place::<BM>::WORDS
+const fn shared_words<W: Weights, const BM: u32>() -> u32 {
+    2 * Place::<W, BM>::WORDS
 }
 
 /// The activations.
@@ -323,20 +326,26 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
         unroll!(I < 4 => if I as u32 * THREADS < RUNS * BM {
             let unit = tid + I as u32 * THREADS;
             if unit < RUNS * BM {
-                buffer.set4(Place::<BM>::run(Place::<BM>::X, BM, unit % RUNS, unit / RUNS), stage.x[I]);
+                let (run, row) = (unit % RUNS, unit / RUNS);
+                buffer.set4(Place::<W, BM>::run(Place::<W, BM>::X, BM, run, row), stage.x[I]);
+                if half_minima::<W>() {
+                    let sum = stage.x[I].iter().fold(0, |sum, x| dp4a(*x, 0x0101_0101, sum)) as f32;
+                    let at = run / 2 * Place::<W, BM>::BLOCK + run % 2 * BM + row;
+                    buffer.set(Place::<W, BM>::X_SUM + at, sum.to_bits());
+                }
             }
         });
         unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BM {
             let unit = tid + I as u32 * THREADS;
             if unit < BLOCKS * BM {
-                let at = unit % BLOCKS * Place::<BM>::BLOCK + unit / BLOCKS;
+                let at = unit % BLOCKS * Place::<W, BM>::BLOCK + unit / BLOCKS;
                 let RowScale { scale, sum } =
                     if scales_early::<W, BM>() { stage.x_scale[I] } else { rows_scale::<BM>(unit, x, index) };
-                buffer.set(Place::<BM>::X_SCALE + at, scale.to_bits());
-                if W::MINIMUM {
-                    buffer.set(Place::<BM>::X_SUM + at, (sum as f32 * scale).to_bits());
+                buffer.set(Place::<W, BM>::X_SCALE + at, scale.to_bits());
+                if W::MINIMUM && !W::HALVES {
+                    buffer.set(Place::<W, BM>::X_SUM + at, (sum as f32 * scale).to_bits());
                 } else if W::OFFSET != 0 {
-                    buffer.set(Place::<BM>::X_SUM + at, (MAGIC.to_bits() as i32 - W::OFFSET * sum) as u32);
+                    buffer.set(Place::<W, BM>::X_SUM + at, (MAGIC.to_bits() as i32 - W::OFFSET * sum) as u32);
                 }
             }
         });
@@ -344,7 +353,7 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
             let unit = tid + I as u32 * THREADS;
             if unit < chunks::<W>() * BN {
                 let (row, at) = (unit / chunks::<W>(), unit % chunks::<W>());
-                let plane = |run| Place::<BM>::run(Place::<BM>::W, BN, run, row);
+                let plane = |run| Place::<W, BM>::run(Place::<W, BM>::W, BN, run, row);
                 if W::BITS == 8 {
                     buffer.set4(plane(at), rotated(stage.w[I]));
                 } else {
@@ -362,16 +371,21 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
             }
         });
         if tid < BLOCKS * BN {
-            let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
+            let at = tid % BLOCKS * Place::<W, BM>::BLOCK + tid / BLOCKS;
             let row = output.row(tid / BLOCKS);
             let block = index * BLOCKS + tid % BLOCKS;
             let packed = if scales_early::<W, BM>() { stage.w_scale } else { W::packed(w, row, block) };
             let (step, min) = W::step_min(packed, block);
-            buffer.set(Place::<BM>::STEP + at, step.to_bits());
-            if W::MINIMUM {
-                buffer.set(Place::<BM>::MIN + at, (-min).to_bits());
-            } else if W::HALVES {
-                buffer.set(Place::<BM>::MIN + at, min.to_bits());
+            buffer.set(Place::<W, BM>::STEP + at, step.to_bits());
+            if W::HALVES {
+                buffer.set(Place::<W, BM>::MIN + at, min.to_bits());
+            } else if W::MINIMUM {
+                buffer.set(Place::<W, BM>::MIN + at, (-min).to_bits());
+            }
+            if half_minima::<W>() {
+                let (first, second) = W::minima(packed, block);
+                buffer.set(Place::<W, BM>::MINIMA + at, (-first).to_bits());
+                buffer.set(Place::<W, BM>::MINIMA + BN + at, (-second).to_bits());
             }
         }
     }
@@ -391,8 +405,10 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
 ) {
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
-        let (from_x, from_w) = (block.at(Place::<BM>::X + row * 4), block.at(Place::<BM>::W + column * 4));
-        let (x_scales, steps) = (block.at(Place::<BM>::X_SCALE + row), block.at(Place::<BM>::STEP + column));
+        let (from_x, from_w) =
+            (block.at(Place::<W, BM>::X + row * 4), block.at(Place::<W, BM>::W + column * 4));
+        let (x_scales, steps) =
+            (block.at(Place::<W, BM>::X_SCALE + row), block.at(Place::<W, BM>::STEP + column));
         let mut w = [[0; 8]; TN];
         let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
         unroll!(J < 8 => if J < TN {
@@ -424,7 +440,7 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn multiply_halves<const BM: u32, const TM: usize, const TN: usize>(
+unsafe fn multiply_halves<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
     acc: &mut [[f32; TN]; TM],
     block: Shared<u32>,
     row: u32,
@@ -432,12 +448,12 @@ unsafe fn multiply_halves<const BM: u32, const TM: usize, const TN: usize>(
 ) {
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
-        let x_scales = block.at(Place::<BM>::X_SCALE + row);
+        let x_scales = block.at(Place::<W, BM>::X_SCALE + row);
         unroll!(HALF < 2 => {
             const RUN: u32 = HALF as u32;
-            let from_x = block.at(Place::<BM>::run(Place::<BM>::X, BM, RUN, row));
-            let from_w = block.at(Place::<BM>::run(Place::<BM>::W, BN, RUN, column));
-            let steps = block.at(if HALF == 0 { Place::<BM>::STEP } else { Place::<BM>::MIN } + column);
+            let from_x = block.at(Place::<W, BM>::run(Place::<W, BM>::X, BM, RUN, row));
+            let from_w = block.at(Place::<W, BM>::run(Place::<W, BM>::W, BN, RUN, column));
+            let steps = block.at(if HALF == 0 { Place::<W, BM>::STEP } else { Place::<W, BM>::MIN } + column);
             let mut w = [[0; 4]; TN];
             let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
             unroll!(J < 8 => if J < TN {
@@ -464,7 +480,7 @@ unsafe fn multiply_halves<const BM: u32, const TM: usize, const TN: usize>(
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn subtract_minima<const BM: u32, const TM: usize, const TN: usize>(
+unsafe fn subtract_minima<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
     acc: &mut [[f32; TN]; TM],
     block: Shared<u32>,
     row: u32,
@@ -472,12 +488,40 @@ unsafe fn subtract_minima<const BM: u32, const TM: usize, const TN: usize>(
 ) {
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
-        let (sums, minima) = (block.at(Place::<BM>::X_SUM + row), block.at(Place::<BM>::MIN + column));
+        let (sums, minima) = (block.at(Place::<W, BM>::X_SUM + row), block.at(Place::<W, BM>::MIN + column));
         let mut min = [0.0; TN];
         unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
         unroll!(I < 8 => if I < TM {
             let sum = f32::from_bits(sums.get(ROW_STEP * I as u32));
             unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
+        });
+    }
+}
+
+/// As [`subtract_minima`], for minima of halves.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn subtract_half_minima<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
+    acc: &mut [[f32; TN]; TM],
+    block: Shared<u32>,
+    row: u32,
+    column: u32,
+) {
+    // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
+    unsafe {
+        let scales = block.at(Place::<W, BM>::X_SCALE + row);
+        unroll!(HALF < 2 => {
+            const SECOND: u32 = HALF as u32;
+            let sums = block.at(Place::<W, BM>::X_SUM + SECOND * BM + row);
+            let minima = block.at(Place::<W, BM>::MINIMA + SECOND * BN + column);
+            let mut min = [0.0; TN];
+            unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
+            unroll!(I < 8 => if I < TM {
+                let sum = f32::from_bits(sums.get(ROW_STEP * I as u32)) * f32::from_bits(scales.get(ROW_STEP * I as u32));
+                unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
+            });
         });
     }
 }
@@ -498,9 +542,9 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize, const TN: us
     unsafe {
         let mut block = 0;
         while block < BLOCKS {
-            let at = buffer.at(block * Place::<BM>::BLOCK);
+            let at = buffer.at(block * Place::<W, BM>::BLOCK);
             if W::HALVES {
-                multiply_halves::<BM, TM, TN>(acc, at, row, column);
+                multiply_halves::<W, BM, TM, TN>(acc, at, row, column);
             } else {
                 multiply::<W, BM, TM, TN>(acc, at, row, column);
             }
@@ -509,7 +553,12 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize, const TN: us
         // a separate loop, because otherwise its registers are live together with w's
         let mut block = 0;
         while W::MINIMUM && block < BLOCKS {
-            subtract_minima::<BM, TM, TN>(acc, buffer.at(block * Place::<BM>::BLOCK), row, column);
+            let at = buffer.at(block * Place::<W, BM>::BLOCK);
+            if W::HALVES {
+                subtract_half_minima::<W, BM, TM, TN>(acc, at, row, column);
+            } else {
+                subtract_minima::<W, BM, TM, TN>(acc, at, row, column);
+            }
             block += 1;
         }
     }
@@ -605,7 +654,7 @@ unsafe fn tile<
     let (warp, lane) = (tid / 32, tid % 32);
     let across = apart::<TN>() / 8;
     let (row, column) = (warp / across * 4 + lane / 8, warp % across * 8 + lane % 8);
-    let own = buffers.at(slice * shared_words::<BM>());
+    let own = buffers.at(slice * shared_words::<W, BM>());
     let mut acc = [[0.0f32; TN]; TM];
     let tiles = w.k.div_ceil(RUNS * 16);
     // SAFETY: all threads reach every barrier. Between two of them one buffer is read and the other is written. After the
@@ -624,7 +673,7 @@ unsafe fn tile<
             let stage = load(index);
             // compute
             multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column);
-            current = Place::<BM>::WORDS - current;
+            current = Place::<W, BM>::WORDS - current;
             store::<W, BM, THREADS>(own.at(current), tid, x, w, output, index, stage);
             // sync
             sync_threads();
@@ -662,7 +711,7 @@ macro_rules! tiles {
                 /// of 64.
                 #[kernel(
                     name = concat!("quant_gated128_", $name), block = threads(8), min_blocks = 2,
-                    shared(buffers: [u32; shared_words::<128>()]), shuffles = 48
+                    shared(buffers: [u32; shared_words::<$format, 128>()]), shuffles = 48
                 )]
                 pub unsafe fn gated128(p: Gated) {
                     let Gated { quants, scales, m, n, k, x_k, y_k, .. } = p;
@@ -703,7 +752,7 @@ macro_rules! tiles {
         /// multiple of 64.
         #[kernel(
             name = concat!($begin, $name), block = $s * threads($tn), min_blocks = $blocks,
-            shared(buffers: [u32; $s * shared_words::<$bm>()])
+            shared(buffers: [u32; $s * shared_words::<$format, $bm>()])
         )]
         pub unsafe fn $kernel(p: Product) {
             let Product { y, bias, residual, m, n, k, x_k, activation, .. } = p;

@@ -32,7 +32,7 @@ pub(crate) trait Weights: Copy {
     const OFFSET: i32;
     /// Whether blocks have a minimum.
     const MINIMUM: bool;
-    /// Whether the two halves of a block have different steps.
+    /// Whether the two halves of a block have different steps, and different minima if there are any.
     const HALVES: bool = false;
     /// Whether rows are multiples of 64 values.
     const WHOLE: bool;
@@ -165,6 +165,26 @@ pub(crate) trait Weights: Copy {
     /// The step and the minimum of block `block` of a row, or the steps of its [halves](Self::HALVES); zero for the default,
     /// except where there are no blocks.
     fn step_min(packed: Self::Packed, block: u32) -> (f32, f32);
+
+    /// The minima of the halves of block `block`, for formats with [both](Self::HALVES).
+    fn minima(_packed: Self::Packed, _block: u32) -> (f32, f32) {
+        (0.0, 0.0)
+    }
+
+    /// The step and the minimum of a half of block `block` of a row.
+    fn of_half(packed: Self::Packed, block: u32, second: bool) -> (f32, f32) {
+        let factors = Self::step_min(packed, block);
+        if !Self::HALVES {
+            return factors;
+        }
+        let minima = Self::minima(packed, block);
+        if second { (factors.1, minima.1) } else { (factors.0, minima.0) }
+    }
+}
+
+/// Whether halves of blocks have minima.
+pub(super) const fn half_minima<W: Weights>() -> bool {
+    W::HALVES && W::MINIMUM
 }
 
 /// The word of a row's quants that holds columns 4·`group` to 4·`group` + 3, and whether they are in its high halves.
@@ -310,7 +330,7 @@ pub(super) unsafe fn super_scales(w: Matrix, row: u32, index: u32, bytes: usize)
 
 /// A run of 16 values · inputs, as a float.
 #[inline(always)]
-fn dot16(a: [u32; 4], b: [u32; 4]) -> f32 {
+pub(super) fn dot16(a: [u32; 4], b: [u32; 4]) -> f32 {
     let mut sum = MAGIC.to_bits() as i32;
     unroll!(I < 4 => sum = dp4a(a[I], b[I], sum));
     from_magic(sum)

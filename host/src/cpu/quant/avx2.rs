@@ -253,18 +253,30 @@ impl<'a, const G: usize> Tile<'a, G> {
         rows
     }
 
-    /// The steps of eight blocks of each row, grouped by block, and their minima or second steps.
+    /// The steps of eight blocks of each row, grouped by block, and their minima or second steps; then the minima of halves.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn steps<F: Avx2>(&self, group: usize, to: &mut [[__m256; BLOCKS_PER_SUPER]; 2]) {
-        let mut by_rows = [[_mm256_setzero_si256(); TILE]; 2];
+    fn steps<F: Avx2>(&self, group: usize, to: &mut Steps) {
+        let mut by_rows = [[_mm256_setzero_si256(); TILE]; 4];
         for (i, scales) in self.scales.iter().enumerate() {
             // SAFETY: this function has the features.
             let of_row = unsafe { F::steps(scales, group) };
             by_rows[0][i] = _mm256_castps_si256(of_row[0]);
             by_rows[1][i] = _mm256_castps_si256(of_row[1]);
+            if has_minima::<F>() && has_halves::<F>() {
+                // SAFETY: as above.
+                let of_row = unsafe { F::minima(scales, group) };
+                by_rows[2][i] = _mm256_castps_si256(of_row[0]);
+                by_rows[3][i] = _mm256_castps_si256(of_row[1]);
+            }
         }
-        let planes = const { if has_minima::<F>() || has_halves::<F>() { 2 } else { 1 } };
+        let planes = const {
+            match (has_minima::<F>(), has_halves::<F>()) {
+                (true, true) => 4,
+                (false, false) => 1,
+                _ => 2,
+            }
+        };
         for (to, by_rows) in to.iter_mut().zip(by_rows).take(planes) {
             let by_blocks = transposed(by_rows);
             for j in 0..BLOCKS_PER_SUPER {
@@ -274,18 +286,27 @@ impl<'a, const G: usize> Tile<'a, G> {
     }
 }
 
+/// What [`Tile::steps`] fills.
+type Steps = [[__m256; BLOCKS_PER_SUPER]; 4];
+
+/// The steps and minima of one block.
+#[inline]
+fn of_block(steps: &Steps, j: usize) -> [__m256; 4] {
+    [steps[0][j], steps[1][j], steps[2][j], steps[3][j]]
+}
+
 /// acc [rows] = x·wᵀ of a panel and eight rows of w.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tile<F: Avx2, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &Tile<G>) {
     let signed = F::SIGNED;
     let per_block = panel.rows * if signed { 2 * WORDS } else { WORDS };
     acc.fill([0.0; TILE]);
-    let mut steps = [[_mm256_setzero_ps(); BLOCKS_PER_SUPER]; 2];
+    let mut steps: Steps = [[_mm256_setzero_ps(); BLOCKS_PER_SUPER]; 4];
     for group in 0..w.groups {
         w.steps::<F>(group, &mut steps);
         let w = w.group(group);
         for j in 0..BLOCKS_PER_SUPER {
-            let (b, steps) = (group * BLOCKS_PER_SUPER + j, [steps[0][j], steps[1][j]]);
+            let (b, steps) = (group * BLOCKS_PER_SUPER + j, of_block(&steps, j));
             let mut quants = [_mm256_setzero_si256(); TILE];
             for (quants, row) in quants.iter_mut().zip(w) {
                 // SAFETY: this function has the features.
@@ -318,7 +339,7 @@ fn tile<F: Avx2, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &Til
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tile_of_one<F: Avx2, const G: usize>(to: &mut [f32; TILE], x: &[i8], factors: &[Factors], w: &Tile<G>) {
     let mut acc = _mm256_setzero_ps();
-    let mut steps = [[_mm256_setzero_ps(); BLOCKS_PER_SUPER]; 2];
+    let mut steps: Steps = [[_mm256_setzero_ps(); BLOCKS_PER_SUPER]; 4];
     let groups = x.as_chunks::<{ BLOCKS_PER_SUPER * BLOCK }>().0.iter();
     let groups = groups.zip(factors.as_chunks::<BLOCKS_PER_SUPER>().0).take(w.groups).enumerate();
     for (group, (x, factors)) in groups {
@@ -331,7 +352,7 @@ fn tile_of_one<F: Avx2, const G: usize>(to: &mut [f32; TILE], x: &[i8], factors:
             let sums = unsafe { F::sums_of_pair(&w, pair, blocks) };
             for i in 0..2 {
                 let (j, sums) = (2 * pair + i, sums[i]);
-                let product = scaled::<F>(sums, factors[j].sums, [steps[0][j], steps[1][j]]);
+                let product = scaled::<F>(sums, factors[j].sums, of_block(&steps, j));
                 acc = add(acc, &factors[j], product);
             }
         }
@@ -356,10 +377,10 @@ fn add(acc: __m256, factors: &Factors, product: __m256) -> __m256 {
     _mm256_fmadd_ps(_mm256_set1_ps(factors.scale), product, acc)
 }
 
-/// acc for one block of x and eight columns, from the sums of the halves, or the whole block's sum in the first.
+/// The product of one block of x and eight columns, from the sums of the halves, or the whole block's sum in the first.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn scaled<F: Avx2>(sums: [__m256i; 2], of_x: [i32; 2], steps: [__m256; 2]) -> __m256 {
+fn scaled<F: Avx2>(sums: [__m256i; 2], of_x: [i32; 2], steps: [__m256; 4]) -> __m256 {
     let without_offset = |sum, of_x: i32| {
         let sum = if F::ADDED == 0 { sum } else { _mm256_sub_epi32(sum, _mm256_set1_epi32(F::ADDED * of_x)) };
         _mm256_cvtepi32_ps(sum)
@@ -367,7 +388,12 @@ fn scaled<F: Avx2>(sums: [__m256i; 2], of_x: [i32; 2], steps: [__m256; 2]) -> __
     let of_both = of_x[0] + of_x[1];
     if has_halves::<F>() {
         let (first, second) = (without_offset(sums[0], of_x[0]), without_offset(sums[1], of_x[1]));
-        _mm256_fmadd_ps(first, steps[0], _mm256_mul_ps(second, steps[1]))
+        let product = _mm256_fmadd_ps(first, steps[0], _mm256_mul_ps(second, steps[1]));
+        if !has_minima::<F>() {
+            return product;
+        }
+        let product = _mm256_fnmadd_ps(_mm256_set1_ps(of_x[0] as f32), steps[2], product);
+        _mm256_fnmadd_ps(_mm256_set1_ps(of_x[1] as f32), steps[3], product)
     } else if has_minima::<F>() {
         let minima = _mm256_mul_ps(_mm256_set1_ps(of_both as f32), steps[1]);
         _mm256_fmsub_ps(without_offset(sums[0], of_both), steps[0], minima)

@@ -139,16 +139,18 @@ fn portable(y: &mut [&mut [f32]], x: Activations, w: &QuantTensor, first: usize)
 /// The dot product of a row of x and a row of w: integer sums within blocks, f32 over blocks.
 fn dot(x: &[i8], scales: &[u32], w: &DecodedRow) -> f32 {
     let (blocks, halves) = (x.chunks_exact(BLOCK).zip(scales.chunks_exact(2)), w.halves);
-    blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, step))| {
-        let sum = |x: &[i8], w: &[i8]| {
-            x.iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum::<i32>() as f32
+    blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, steps))| {
+        let of = |x: &[i8], sum: i32, w: &[i8], (step, min): (f32, f32)| {
+            let product: i32 = x.iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum();
+            product as f32 * step - sum as f32 * min
         };
-        let (first, second) = *step;
+        let sum = scale[1] as i32;
         let product = match halves {
-            false => sum(x, w) * first - scale[1] as i32 as f32 * second,
+            false => of(x, sum, w, steps[0]),
             true => {
                 let ((x1, x2), (w1, w2)) = (x.split_at(BLOCK / 2), w.split_at(BLOCK / 2));
-                sum(x1, w1) * first + sum(x2, w2) * second
+                let first = x1.iter().map(|&x| i32::from(x)).sum();
+                of(x1, first, w1, steps[0]) + of(x2, sum - first, w2, steps[1])
             }
         };
         acc + f32::from_bits(scale[0]) * product

@@ -35,6 +35,16 @@ pub trait Avx2 {
     /// As [`block`](Self::block).
     unsafe fn steps(scales: &[u8], group: usize) -> [__m256; 2];
 
+    /// The minima of the halves of the same blocks, where these have any.
+    ///
+    /// # Safety
+    /// As [`block`](Self::block).
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn minima(_scales: &[u8], _group: usize) -> [__m256; 2] {
+        [_mm256_setzero_ps(); 2]
+    }
+
     /// The sums of the products of blocks 2 · `pair` and 2 · `pair` + 1 of eight rows with two blocks of x: for each block the sums of
     /// its halves, or the whole sums in the first.
     ///

@@ -31,6 +31,9 @@ impl Scales {
     }
 }
 
+/// The step and the minimum of a block's two halves, the same where halves do not differ.
+pub type Halves = [(f32, f32); 2];
+
 /// A format with kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
@@ -44,7 +47,7 @@ pub struct Descriptor {
     pub scales: Scales,
     /// Whether blocks have a minimum.
     pub minimum: bool,
-    /// Whether the halves of a block have different steps.
+    /// Whether the halves of a block have different steps, and minima if there are any.
     pub halves: bool,
     /// The relative error on normal values (root mean square), at most.
     pub error: f64,
@@ -52,8 +55,8 @@ pub struct Descriptor {
     pub file: Option<FileType>,
     /// Encodes a row of whole blocks as quants and scales.
     pub encode: fn(row: &[f32], quants: &mut [u8], scales: &mut [u8]),
-    /// Reads a row: its quants less their offset, and the step and the minimum of each block or the steps of its halves.
-    pub decode: fn(quants: &[u32], scales: &[u8], values: &mut [i8], steps: &mut [(f32, f32)]),
+    /// Reads a row: its quants less their offset, and the step and the minimum of each block's halves.
+    pub decode: fn(quants: &[u32], scales: &[u8], values: &mut [i8], steps: &mut [Halves]),
     /// Converts blocks of a file to quants and scales.
     pub from_file: fn(file: &[u8], quants: &mut [u8], scales: &mut [u8]),
     /// The inverse.
@@ -184,18 +187,16 @@ fn encode_row<F: Host>(row: &[f32], quants: &mut [u8], scales: &mut [u8]) {
     }
 }
 
-fn decode_row<F: Host>(quants: &[u32], scales: &[u8], values: &mut [i8], steps: &mut [(f32, f32)]) {
+fn decode_row<F: Host>(quants: &[u32], scales: &[u8], values: &mut [i8], steps: &mut [Halves]) {
     let k = values.len();
     let [of_quants, of_scales] = parts::<F>(k);
     assert!(k.is_multiple_of(F::BLOCK) && quants.len() * 4 >= of_quants && scales.len() >= of_scales);
     let row = Matrix { quants: quants.as_ptr().cast(), scales: scales.as_ptr(), k: k as u32 };
     for (b, (values, step)) in values.chunks_exact_mut(BLOCK).zip(steps).enumerate() {
         // SAFETY: the row has k values, as was just asserted, and so this block.
-        let (first, second, scale) = unsafe {
-            let (first, second) = F::step_min(F::packed(row, 0, b as u32), b as u32);
-            (first, second, F::row_scale(row, 0))
-        };
-        *step = if F::HALVES { (first, second) } else { (first * scale, second) };
+        let (packed, scale) = unsafe { (F::packed(row, 0, b as u32), F::row_scale(row, 0)) };
+        *step = [false, true].map(|second| F::of_half(packed, b as u32, second));
+        step.iter_mut().for_each(|(step, _)| *step *= scale);
         for (g, values) in values.chunks_exact_mut(4).enumerate() {
             // SAFETY: as above. The words are aligned by their type.
             let four = unsafe { F::four(row, 0, (b * BLOCK / 4 + g) as u32) };

@@ -30,7 +30,7 @@ mod q5_0;
 mod q5_1;
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use host::{Descriptor, DeviceStorage, FileType, Scales};
+pub use host::{Descriptor, DeviceStorage, FileType, Halves, Scales};
 
 use super::encode::Encode;
 use cuda_std::{KernelInfo, KernelSpec};
