@@ -1,5 +1,5 @@
 //! Q4_K: w = d·scale·q − d_min·min, q from 0 to 15, with a scale and a minimum of 6 bits for each 32 values under f16 scales for each
-//! 256. Also the choice of scales, which is Q5_K's as well, with MAX = 31 for 15.
+//! 256. Also the choice of scales, which is Q5_K's as well, with MAX = 31 for 15, and Q2_K's, with 3 and for half blocks.
 //!
 //! quants: u4 [n, k], 32 bytes for two blocks: byte 32·c + j of a super-block has value 64·c + j in the low half, value 64·c + 32 + j in
 //! the high half. scales: [`Scales`] [n, k / 256]. A super-block of a file is the scales and the same 128 bytes.
@@ -58,20 +58,24 @@ impl Scales {
 }
 
 /// The largest scale or minimum of a block, relative to its super-block's.
-const MAX_SCALE: f32 = 63.0;
+const MAX_SCALE: i32 = 63;
 
 /// The step widths to try: (max − min) / (first + 0.1·i); their number, and `first`.
 const fn candidates(max: i32) -> (u32, f32) {
-    if max == 15 { (21, 14.0) } else { (16, 30.5) }
+    match max {
+        3 => (16, 2.5),
+        15 => (21, 14.0),
+        _ => (16, 30.5),
+    }
 }
 
 /// A block's scale and minimum before they are rounded to 6 bits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Fit {
+pub(super) struct Fit {
     /// The step.
-    scale: f32,
+    pub scale: f32,
     /// The minimum, which is subtracted; ≥ 0.
-    min: f32,
+    pub min: f32,
 }
 
 /// √x, correctly rounded on host and device.
@@ -89,8 +93,8 @@ fn sqrt(x: f32) -> f32 {
 
 /// Σ weight·(scale·q + min − w)² for the quants that 1/step gives.
 #[inline(always)]
-fn error<const MAX: i32>(
-    values: &[f32; BLOCK],
+fn error<const MAX: i32, const N: usize>(
+    values: &[f32; N],
     base: f32,
     low: f32,
     inverse: f32,
@@ -98,7 +102,7 @@ fn error<const MAX: i32>(
     min: f32,
 ) -> f32 {
     let mut sum = 0.0;
-    unroll!(I < 32 => {
+    unroll!(I < 32 => if I < N {
         let q = nearest(inverse * (values[I] - low)).clamp(0, MAX) as f32;
         let difference = scale * q + min - values[I];
         sum += (base + values[I].abs()) * (difference * difference);
@@ -106,17 +110,17 @@ fn error<const MAX: i32>(
     sum
 }
 
-/// The scale and minimum with the smallest error on one block.
+/// The scale and minimum with the smallest error on up to 32 values.
 #[inline(always)]
-fn fit<const MAX: i32>(values: &[f32; BLOCK]) -> Fit {
+pub(super) fn fit<const MAX: i32, const N: usize>(values: &[f32; N]) -> Fit {
     let (mut low, mut high, mut squares) = (values[0], values[0], 0.0);
-    unroll!(I < 32 => {
+    unroll!(I < 32 => if I < N {
         let value = values[I];
         low = if value < low { value } else { low };
         high = if value > high { value } else { high };
         squares += value * value;
     });
-    let base = sqrt(squares / BLOCK as f32);
+    let base = sqrt(squares / N as f32);
     if base.is_nan() || base == f32::INFINITY {
         return Fit { scale: f32::NAN, min: f32::NAN };
     }
@@ -126,21 +130,21 @@ fn fit<const MAX: i32>(values: &[f32; BLOCK]) -> Fit {
     }
     // Σ weight and Σ weight·w do not depend on the quants.
     let (mut weights, mut weighted) = (0.0, 0.0);
-    unroll!(I < 32 => {
+    unroll!(I < 32 => if I < N {
         let weight = base + values[I].abs();
         weights += weight;
         weighted += weight * values[I];
     });
     let range = high - low;
     let mut best = Fit { scale: range / MAX as f32, min: -low };
-    let mut least = error::<MAX>(values, base, low, MAX as f32 / range, best.scale, low);
+    let mut least = error::<MAX, N>(values, base, low, MAX as f32 / range, best.scale, low);
     let (candidates, first) = const { candidates(MAX) };
     let mut candidate = 0;
     while candidate < candidates {
         let steps = first + 0.1 * candidate as f32;
         let inverse = steps / range;
         let (mut q1, mut q2, mut qw) = (0.0, 0.0, 0.0);
-        unroll!(I < 32 => {
+        unroll!(I < 32 => if I < N {
             let q = nearest(inverse * (values[I] - low)).clamp(0, MAX) as f32;
             let weight = base + values[I].abs();
             q1 += weight * q;
@@ -155,7 +159,7 @@ fn fit<const MAX: i32>(values: &[f32; BLOCK]) -> Fit {
                 min = 0.0;
                 scale = qw / q2;
             }
-            let found = error::<MAX>(values, base, low, inverse, scale, min);
+            let found = error::<MAX, N>(values, base, low, inverse, scale, min);
             if found < least {
                 least = found;
                 best = Fit { scale, min: -min };
@@ -166,17 +170,17 @@ fn fit<const MAX: i32>(values: &[f32; BLOCK]) -> Fit {
     best
 }
 
-/// A block's 6-bit scale and minimum relative to the super-block's largest.
+/// A block's scale and minimum, 0 to MOST, relative to the super-block's largest.
 #[inline(always)]
-fn relative(fit: Fit, max_scale: f32, max_min: f32) -> (u32, u32) {
-    let (to_scale, to_min) = (MAX_SCALE * inverse(max_scale), MAX_SCALE * inverse(max_min));
-    (nearest(to_scale * fit.scale).clamp(0, 63) as u32, nearest(to_min * fit.min).clamp(0, 63) as u32)
+pub(super) fn relative<const MOST: i32>(fit: Fit, max_scale: f32, max_min: f32) -> (u32, u32) {
+    let (to_scale, to_min) = (MOST as f32 * inverse(max_scale), MOST as f32 * inverse(max_min));
+    (nearest(to_scale * fit.scale).clamp(0, MOST) as u32, nearest(to_min * fit.min).clamp(0, MOST) as u32)
 }
 
-/// The super-block's `d` and `d_min` for its blocks' largest scale and minimum.
+/// The super-block's `d` and `d_min` for its blocks' largest scale and minimum, which become MOST.
 #[inline(always)]
-fn common_scales(max_scale: f32, max_min: f32) -> (Half, Half) {
-    (stored_scale(max_scale / MAX_SCALE), stored_scale(max_min / MAX_SCALE))
+pub(super) fn common_scales<const MOST: i32>(max_scale: f32, max_min: f32) -> (Half, Half) {
+    (stored_scale(max_scale / MOST as f32), stored_scale(max_min / MOST as f32))
 }
 
 /// A block's step and minimum as they are dequantised: exact products of `d`, `d_min` and the 6-bit factors.
@@ -264,13 +268,13 @@ impl Weights for Q4K {
 /// All 32 lanes call it together.
 #[inline(always)]
 pub(super) unsafe fn super_block<const MAX: i32>(values: &[f32; BLOCK], j: u32) -> (Scales, f32, f32) {
-    let fit = fit::<MAX>(values);
+    let fit = fit::<MAX, BLOCK>(values);
     // SAFETY: all 32 lanes are here: this function's contract.
     unsafe {
         let max_scale = f32::from_bits(Max.over::<8>(abs_bits(fit.scale)));
         let max_min = f32::from_bits(Max.over::<8>(abs_bits(fit.min)));
-        let (d, d_min) = common_scales(max_scale, max_min);
-        let (scale, min) = relative(fit, max_scale, max_min);
+        let (d, d_min) = common_scales::<MAX_SCALE>(max_scale, max_min);
+        let (scale, min) = relative::<MAX_SCALE>(fit, max_scale, max_min);
         let packed = Scales::bits(j, scale, min).map(|bits| Or.over::<8>(bits));
         let (step, min) = step_min(d.to_f32(), d_min.to_f32(), scale, min);
         (Scales { d, d_min, packed }, step, min)
@@ -317,7 +321,7 @@ pub(super) mod on_host {
     impl Host for Q4K {
         const BLOCK: usize = SUPER_BLOCK;
         const SCALES: host::Scales = SCALES;
-        const ERROR: f64 = 6.9e-2;
+        const ERROR: f64 = 6.93e-2;
         const FILE: Option<FileType> = Some(FileType {
             id: 12,
             name: "Q4_K",
@@ -361,14 +365,14 @@ pub(super) mod on_host {
     /// A super-block's quants, each at most MAX. Also stores its scales.
     pub fn with_minima<const MAX: i32>(values: &[f32], scales: &mut [u8]) -> [Quants; BLOCKS_PER_SUPER] {
         let blocks = super_block(values);
-        let fits = blocks.map(|block| fit::<MAX>(&block));
+        let fits = blocks.map(|block| fit::<MAX, BLOCK>(&block));
         let largest =
             |of: fn(&Fit) -> f32| f32::from_bits(fits.iter().map(|fit| abs_bits(of(fit))).fold(0, u32::max));
         let (max_scale, max_min) = (largest(|fit| fit.scale), largest(|fit| fit.min));
-        let (d, d_min) = common_scales(max_scale, max_min);
+        let (d, d_min) = common_scales::<MAX_SCALE>(max_scale, max_min);
         let mut words = [u32::from(d.0) | u32::from(d_min.0) << 16, 0, 0, 0];
         let quants = std::array::from_fn(|j| {
-            let (scale, min) = relative(fits[j], max_scale, max_min);
+            let (scale, min) = relative::<MAX_SCALE>(fits[j], max_scale, max_min);
             for (word, bits) in words[1..].iter_mut().zip(Scales::bits(j as u32, scale, min)) {
                 *word |= bits;
             }

@@ -170,7 +170,7 @@ pub(super) mod on_host {
     impl Host for Q5K {
         const BLOCK: usize = SUPER_BLOCK;
         const SCALES: host::Scales = SCALES;
-        const ERROR: f64 = 3.5e-2;
+        const ERROR: f64 = 3.52e-2;
         const FILE: Option<FileType> = Some(FileType {
             id: 13,
             name: "Q5_K",
