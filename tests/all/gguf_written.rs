@@ -118,16 +118,6 @@ fn plain_blocks(ty: GgmlType, values: &[f32]) -> Vec<u8> {
                 out[4..8].copy_from_slice(&fifths(&q).to_le_bytes());
                 pack(out, &q, 8);
             }
-            GgmlType::Q2_K => {
-                // every sub-block with the same scale and minimum: q from 0 to 3
-                out[..16].fill(1 | 1 << 4);
-                let (d, min) = (most / 1.5 * 0.6, most * 0.6);
-                out[80..82].copy_from_slice(&half(d));
-                out[82..84].copy_from_slice(&half(min));
-                for (i, q) in levels(3.0, d, -min).into_iter().enumerate() {
-                    out[16 + i / 128 * 32 + i % 32] |= q << (i % 128 / 32 * 2);
-                }
-            }
             other => unreachable!("{other:?} is written"),
         }
     }
@@ -204,7 +194,7 @@ fn a_model_of_all_types_is_read() {
     assert!(none.is_empty());
     for device in [Device::Cpu, common::cuda_device()] {
         let (found, converted) = logits(&device, true);
-        let expected = [GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q2_K].map(|ty| {
+        let expected = [GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1].map(|ty| {
             (
                 ty.name(),
                 plan.tensors.iter().filter(|tensor| tensor.shape.len() == 2 && tensor.ty == ty).count(),

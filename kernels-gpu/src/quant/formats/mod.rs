@@ -9,6 +9,7 @@ pub mod i8;
 pub mod iq4_nl;
 pub mod iq4_xs;
 pub mod levels16;
+pub mod q2_k;
 pub mod q3_k;
 pub mod q4_0;
 pub mod q4_k;
@@ -20,8 +21,6 @@ pub mod q8_0;
 pub mod avx2;
 #[cfg(not(target_arch = "nvptx64"))]
 mod host;
-#[cfg(not(target_arch = "nvptx64"))]
-mod q2_k;
 #[cfg(not(target_arch = "nvptx64"))]
 mod q4_1;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -50,6 +49,7 @@ macro_rules! for_each_format {
             Iq4Nl iq4_nl "iq4_nl" IQ4_NL;
             Iq4Xs iq4_xs "iq4_xs" IQ4_XS;
             Q3K q3_k "q3_k" Q3_K;
+            Q2K q2_k "q2_k" Q2_K;
         }
     };
 }
@@ -63,7 +63,6 @@ macro_rules! for_each_other_type {
             Q4_1 q4_1;
             Q5_0 q5_0;
             Q5_1 q5_1;
-            Q2_K q2_k;
         }
     };
 }

@@ -256,7 +256,7 @@ pub unsafe fn encode(Encode { quants, scales, x, rows, cols, k }: Encode) {
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-mod on_host {
+pub(super) mod on_host {
     use super::super::Format;
     use super::super::host::{self, DeviceStorage, FileType, Host, half_at, put, super_block, twos, words};
     use super::super::q5_k::on_host::{fifth_from_file, fifth_to_file};
@@ -330,7 +330,7 @@ mod on_host {
     }
 
     /// The lower bits: in memory word 4·p + 2·c + s is of block 2·p + s, values 16·c to 16·c + 15.
-    fn low_from_file(file: [u32; 16]) -> [u32; 16] {
+    pub fn low_from_file(file: [u32; 16]) -> [u32; 16] {
         std::array::from_fn(|at| {
             let (j, c) = (at / 4 * 2 + at % 2, at / 2 % 2);
             (0..4).fold(0, |word, i| {
@@ -339,7 +339,7 @@ mod on_host {
         })
     }
 
-    fn low_to_file(memory: [u32; 16]) -> [u32; 16] {
+    pub fn low_to_file(memory: [u32; 16]) -> [u32; 16] {
         std::array::from_fn(|at| {
             let (c, i) = (at / 4 % 2, at % 4);
             (0..4).fold(0, |word, block| {
@@ -351,7 +351,7 @@ mod on_host {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod on_avx2 {
+pub(super) mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, half, load_half, word};
     use super::{Q3K, four_scales};
@@ -367,18 +367,12 @@ mod on_avx2 {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
             let (pair, second) = (j as i32 / 2 % 2 * 2, j as i32 % 2);
-            // for each eight words of values the word of their lower bits, and that of their third bits
-            let of_chunks =
-                |first: i32, next: i32| _mm256_setr_epi32(first, first, first, first, next, next, next, next);
-            let low = _mm256_castsi128_si256(load_half(row, j / 2));
-            let low = _mm256_permutevar8x32_epi32(low, of_chunks(second, second + 2));
-            let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
             let upper = _mm256_castsi128_si256(load_half(&row[64..], j / 4));
             let upper = _mm256_permutevar8x32_epi32(upper, of_chunks(pair, pair + 1));
             let from = _mm256_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3);
             let upper = _mm256_srlv_epi32(upper, _mm256_add_epi32(from, _mm256_set1_epi32(4 * second)));
             let upper = _mm256_slli_epi16(_mm256_and_si256(upper, _mm256_set1_epi8(1)), 2);
-            let quants = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(3)), upper);
+            let quants = _mm256_or_si256(lower_bits(row, j), upper);
             // in two's complement, q + 4 is q with its highest bit flipped
             _mm256_xor_si256(quants, _mm256_set1_epi8(4))
         }
@@ -395,5 +389,23 @@ mod on_avx2 {
             let of = |scales| _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(scales)));
             [of(_mm_srai_epi16(_mm_slli_epi16(bytes, 8), 8)), of(_mm_srai_epi16(bytes, 8))]
         }
+    }
+
+    /// For four words of values the first word, for the next four the other.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn of_chunks(first: i32, next: i32) -> __m256i {
+        _mm256_setr_epi32(first, first, first, first, next, next, next, next)
+    }
+
+    /// The lower two bits of block `j`'s quants.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub fn lower_bits(row: &[u8], j: usize) -> __m256i {
+        let second = j as i32 % 2;
+        let low = _mm256_castsi128_si256(load_half(row, j / 2));
+        let low = _mm256_permutevar8x32_epi32(low, of_chunks(second, second + 2));
+        let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+        _mm256_and_si256(low, _mm256_set1_epi8(3))
     }
 }
