@@ -20,11 +20,15 @@ pub enum Mix {
     IQ4_NL,
     IQ4_XS,
     Q4_0,
+    Q3_K_L,
+    Q3_K_M,
+    Q3_K_S,
+    Q2_K,
 }
 
 impl Mix {
     /// Every mix, the largest first.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 12] = [
         Self::F16,
         Self::Q8_0,
         Self::Q6_K,
@@ -33,6 +37,10 @@ impl Mix {
         Self::IQ4_NL,
         Self::IQ4_XS,
         Self::Q4_0,
+        Self::Q3_K_L,
+        Self::Q3_K_M,
+        Self::Q3_K_S,
+        Self::Q2_K,
     ];
 
     /// Its name, its number in `general.file_type`, and the type of most matrices.
@@ -46,6 +54,10 @@ impl Mix {
             Self::IQ4_NL => ("IQ4_NL", 25, GgmlType::IQ4_NL),
             Self::IQ4_XS => ("IQ4_XS", 30, GgmlType::IQ4_XS),
             Self::Q4_0 => ("Q4_0", 2, GgmlType::Q4_0),
+            Self::Q3_K_L => ("Q3_K_L", 13, GgmlType::Q3_K),
+            Self::Q3_K_M => ("Q3_K_M", 12, GgmlType::Q3_K),
+            Self::Q3_K_S => ("Q3_K_S", 11, GgmlType::Q3_K),
+            Self::Q2_K => ("Q2_K", 10, GgmlType::Q2_K),
         }
     }
 
@@ -89,6 +101,7 @@ impl Mix {
         let layers = config.text.num_hidden_layers;
         let layer = published.split('.').find_map(|part| part.parse::<usize>().ok()).unwrap_or(0);
         let (values, down) = (published.contains("v_proj"), published.contains("down_proj"));
+        let out = published.contains("o_proj");
         // The first and last eighth of the layers, and every third between, matter most.
         let eighth = layers / 8;
         let matters = layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
@@ -97,6 +110,11 @@ impl Mix {
             Self::Q4_K_M | Self::Q5_K_M if (values || down) && matters => GgmlType::Q6_K,
             Self::IQ4_NL | Self::IQ4_XS if values && sharing >= 4 => GgmlType::Q5_K,
             Self::IQ4_NL | Self::IQ4_XS if down && layer < eighth => GgmlType::Q5_K,
+            Self::Q3_K_L if values || down || out => GgmlType::Q5_K,
+            Self::Q3_K_M if values && layer < 2 || down && layer < layers / 16 => GgmlType::Q5_K,
+            Self::Q3_K_M if values || down || out => GgmlType::Q4_K,
+            Self::Q2_K if values && sharing >= 4 => GgmlType::Q4_K,
+            Self::Q2_K if values || down || out => GgmlType::Q3_K,
             _ => usual,
         }
     }
@@ -149,6 +167,26 @@ mod tests {
         assert!(of_mix(Mix::Q4_K_M, "mlp.up_proj", GgmlType::Q6_K).is_empty());
         assert_eq!(of_mix(Mix::IQ4_XS, "mlp.down_proj", GgmlType::Q5_K), [0, 1, 2, 3]);
         assert_eq!(of_mix(Mix::IQ4_XS, "self_attn.v_proj", GgmlType::Q5_K).len(), 36);
+        assert_eq!(of_mix(Mix::Q3_K_M, "self_attn.v_proj", GgmlType::Q5_K), [0, 1]);
+        assert_eq!(of_mix(Mix::Q3_K_M, "mlp.down_proj", GgmlType::Q5_K), [0, 1]);
+        for (mix, usual, [values, down, out]) in [
+            (Mix::Q3_K_L, GgmlType::Q3_K, [GgmlType::Q5_K; 3]),
+            (Mix::Q3_K_M, GgmlType::Q3_K, [GgmlType::Q4_K; 3]),
+            (Mix::Q3_K_S, GgmlType::Q3_K, [GgmlType::Q3_K; 3]),
+            (Mix::Q2_K, GgmlType::Q2_K, [GgmlType::Q4_K, GgmlType::Q3_K, GgmlType::Q3_K]),
+        ] {
+            for (name, ty) in [
+                ("self_attn.q_proj", usual),
+                ("self_attn.k_proj", usual),
+                ("self_attn.v_proj", values),
+                ("self_attn.o_proj", out),
+                ("mlp.gate_proj", usual),
+                ("mlp.up_proj", usual),
+                ("mlp.down_proj", down),
+            ] {
+                assert_eq!(of(mix, 20, name), ty, "{mix:?} {name}");
+            }
+        }
     }
 
     #[test]
