@@ -228,7 +228,7 @@ mod on_host {
     impl Host for Q2K {
         const BLOCK: usize = SUPER_BLOCK;
         const SCALES: host::Scales = host::Scales::Words(size_of::<Scales>() / 4);
-        const ERROR: f64 = 0.28;
+        const ERROR: f64 = 0.27;
         const FILE: Option<FileType> = Some(FileType {
             id: 10,
             name: "Q2_K",

@@ -266,7 +266,7 @@ pub(super) mod on_host {
     impl Host for Q3K {
         const BLOCK: usize = SUPER_BLOCK;
         const SCALES: host::Scales = host::Scales::Words(size_of::<Scales>() / 4);
-        const ERROR: f64 = 0.156;
+        const ERROR: f64 = 0.151;
         const FILE: Option<FileType> = Some(FileType {
             id: 11,
             name: "Q3_K",
