@@ -33,8 +33,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "FOLDER|FILE")]
     to: PathBuf,
 
-    /// The type of most matrices. Q4_K_M and Q5_K_M use more bits for the matrices that matter most; all but F16 and Q8_0
-    /// have the output matrix in Q6_K.
+    /// The type of most matrices. Names that end in M or L, and Q2_K, use more bits for the matrices that matter most; all but
+    /// F16 and Q8_0 have the output matrix in Q6_K.
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_K_M", ignore_case = true, value_parser = mixes())]
     mix: Mix,
 
