@@ -344,7 +344,7 @@ impl Qwen3Vl {
     /// The vision tower's embeddings of an image or video.
     ///
     /// # Errors
-    /// As [`VisionTower::forward`].
+    /// As [`VisionTower::forward`](super::vision::VisionTower::forward).
     pub fn encode_image(&self, patches: &Patches) -> Result<VisionOutput> {
         self.network.encode_image(patches)
     }
