@@ -102,11 +102,10 @@ pub(super) fn requests(config: &Config) -> Vec<Workload> {
 }
 
 /// A prompt of one picture and text, that with its answer fills the context.
-fn work(config: &Config, context: usize, [width, height]: [usize; 2]) -> Workload {
-    let (vision, side) = (&config.vision, config.vision.patch_size * config.vision.spatial_merge_size);
-    let tokens = width.div_ceil(side) * height.div_ceil(side);
+fn work(config: &Config, context: usize, pixels: [usize; 2]) -> Workload {
+    let (tokens, patches) = config.picture(pixels);
     let context = context.min(config.text.max_position_embeddings);
-    Workload { context, prompt: (tokens + 256).min(context), patches: tokens * vision.merge_len() }
+    Workload { context, prompt: (tokens + 256).min(context), patches }
 }
 
 /// One line about a choice.

@@ -149,10 +149,8 @@ fn plan(
     /// Tokens of text besides the picture.
     const TEXT: usize = 256;
     let config = checkpoint.config()?;
-    let side = config.vision.patch_size * config.vision.spatial_merge_size;
-    let tokens = image.map_or(0, |(width, height)| width.div_ceil(side) * height.div_ceil(side));
+    let (tokens, patches) = image.map_or((0, 0), |(width, height)| config.picture([width, height]));
     let context = context.min(config.text.max_position_embeddings);
-    let patches = tokens * config.vision.merge_len();
     let work = Workload { context, prompt: (tokens + TEXT).min(context), patches };
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let is_quantized = checkpoint.is_quantized();

@@ -3,7 +3,7 @@
 use half::f16;
 use pascaline::{DType, Device, Error};
 use qwen3_vl::gguf::{Array, Container, Gguf, Value};
-use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
+use qwen3_vl::{Checkpoint, LoadOptions, Pictures, Qwen3Vl, pictures};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -484,7 +484,8 @@ fn valid_variants_are_accepted() {
     let checkpoint = Checkpoint::open(&path, Some(&vision_path)).unwrap();
     let processor = checkpoint.processor().unwrap();
     assert_eq!((processor.config.text.head_dim, processor.generation.do_sample), (64, false));
-    let [images, videos] = [&processor.images, &processor.videos].map(|it| [it.min_pixels, it.max_pixels]);
+    let Pictures { images, videos, .. } = pictures(&processor).unwrap();
+    let [images, videos] = [images, videos].map(|it| [it.min_pixels, it.max_pixels]);
     assert_eq!((images, videos), ([65_536; 2], [4096, 25_165_824])); // the published limits of videos
 }
 
@@ -858,7 +859,7 @@ fn the_vision_file_is_found_beside_the_model() {
     bf16.set("clip.vision.image_min_pixels", u32_value(70_000));
     for name in ["mmproj-a.gguf", "mmproj-z.gguf"] {
         fs::write(folder.path().join(name), bf16.file()).unwrap();
-        assert_ne!(open().unwrap().processor().unwrap().images.min_pixels, 70_000);
+        assert_ne!(pictures(&open().unwrap().processor().unwrap()).unwrap().images.min_pixels, 70_000);
         fs::remove_file(folder.path().join(name)).unwrap();
     }
     fs::remove_file(folder.path().join("Some-MMPROJ-f16.gguf")).unwrap();

@@ -8,7 +8,7 @@ use pascaline_server::{Config, End, Limits};
 use qwen3_vl::batch::{Batch, BatchOptions, KeyedPrompt};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::sampling::Constraint;
-use qwen3_vl::{Options, Qwen3Vl};
+use qwen3_vl::{LanguageModel, Options};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::thread;
@@ -67,7 +67,7 @@ fn options() -> BatchOptions {
 }
 
 /// Memory for the model and the pages of one batch, but not for those of two.
-fn limit_memory(model: &Qwen3Vl) {
+fn limit_memory(model: &LanguageModel) {
     let Device::Cuda(cuda) = model.device() else { return };
     let pool = memory::pool(cuda).unwrap();
     let batch = Batch::new(model, options()).unwrap();
