@@ -76,7 +76,7 @@ impl Gpu {
     }
 
     /// A device; the virtual GPU keeps no code in its memory, and nothing for layers that pass through.
-    pub fn of(device: &CudaDevice) -> Self {
+    pub fn from_device(device: &CudaDevice) -> Self {
         let properties = device.properties();
         let (beside_pool, beside_streaming) = match device.is_virtual() {
             true => (Self::COUNTERS, 0),
@@ -347,7 +347,7 @@ mod tests {
             let storage = |name: &str| checkpoint.storage(model.config(), &options, name);
             let planned = Planned { config: model.config(), storage: &storage, options: &options };
             let Device::Cuda(gpu) = &device else { unreachable!("it is virtual") };
-            let mut ahead: BTreeSet<_> = planned.modules(None, &Gpu::of(gpu))?.into_iter().collect();
+            let mut ahead: BTreeSet<_> = planned.modules(None, &Gpu::from_device(gpu))?.into_iter().collect();
             let late = |launched: Vec<&'static str>, ahead: &BTreeSet<&'static str>| {
                 let launched: BTreeSet<_> = launched.into_iter().map(module_of).collect();
                 let late: Vec<_> = launched.difference(ahead).copied().collect();
@@ -367,7 +367,7 @@ mod tests {
                 Ok(())
             });
             answered?;
-            ahead.extend(planned.modules(Some(&batch), &Gpu::of(gpu))?);
+            ahead.extend(planned.modules(Some(&batch), &Gpu::from_device(gpu))?);
             late(launched, &ahead);
         }
         Ok(())
