@@ -200,7 +200,7 @@ impl Target {
         let clock = f64::from(properties.clock_khz) * 1e3;
         let flops = 2.0 * 128.0 * f64::from(properties.multiprocessors) * clock;
         let memory = memory_speed(properties);
-        let (name, gpu) = (properties.name.clone(), Gpu::of(cuda));
+        let (name, gpu) = (properties.name.clone(), Gpu::from_device(cuda));
         Ok(Self { name, gpu, limit: cuda.memory_info()?.0, peaks: Peaks { flops, memory, host: 12e9 } })
     }
 }

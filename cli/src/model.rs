@@ -330,7 +330,7 @@ impl ModelArgs {
                 Some(_) => Err(Failure::Usage("--memory-limit is for a GPU".to_owned())),
             };
         };
-        let gpu = Gpu::of(cuda);
+        let gpu = Gpu::from_device(cuda);
         let (free, total) = cuda.memory_info()?;
         let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
         if self.load.memory_limit.is_some() {
@@ -418,9 +418,9 @@ impl ModelArgs {
         let fitting = |batch| {
             opened.planned(|model| match &loaded.placed {
                 Some(Placed { split, targets, .. }) => model.fit_split_pages(split, &work, batch, targets),
-                None => {
-                    model.fit_pages(&loaded.options, &work, batch, &Gpu::of(cuda), limit).map(|found| found.0)
-                }
+                None => model
+                    .fit_pages(&loaded.options, &work, batch, &Gpu::from_device(cuda), limit)
+                    .map(|found| found.0),
             })
         };
         let mut refusal = None;
@@ -541,7 +541,7 @@ impl ModelArgs {
         };
         for device in &devices {
             let Device::Cuda(cuda) = device else { continue };
-            let (mut gpu, (free, total)) = (Gpu::of(cuda), cuda.memory_info()?);
+            let (mut gpu, (free, total)) = (Gpu::from_device(cuda), cuda.memory_info()?);
             gpu.beside_pool += beside;
             let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
             if self.load.memory_limit.is_some() {
@@ -695,7 +695,7 @@ impl Loaded {
             return Ok(Some(parts.iter().map(|part| part.planned_bytes).sum()));
         }
         let Device::Cuda(device) = self.model.device() else { return Ok(None) };
-        let choice = opened.planned(|model| model.plan(self.options, work, &Gpu::of(device)))?;
+        let choice = opened.planned(|model| model.plan(self.options, work, &Gpu::from_device(device)))?;
         Ok(Some(choice.peak()))
     }
 
@@ -708,7 +708,7 @@ impl Loaded {
     ) -> Result<Option<Estimate>, Failure> {
         let Device::Cuda(device) = self.model.device() else { return Ok(None) };
         let estimate = opened.planned(|model| {
-            let choice = model.plan(self.options, work, &Gpu::of(device))?;
+            let choice = model.plan(self.options, work, &Gpu::from_device(device))?;
             let storage = |name: &str| (model.storage)(&choice.options, name);
             estimate(model.config, &choice, &storage, work, peaks)
         });

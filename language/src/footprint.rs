@@ -76,7 +76,7 @@ impl Gpu {
     }
 
     /// A device; the virtual GPU keeps no code in its memory, and nothing for layers that pass through.
-    pub fn of(device: &CudaDevice) -> Self {
+    pub fn from_device(device: &CudaDevice) -> Self {
         let properties = device.properties();
         let (beside_pool, beside_streaming) = match device.is_virtual() {
             true => (Self::COUNTERS, 0),

@@ -222,7 +222,7 @@ impl LanguageModel {
             let ahead = placement.devices().filter_map(Device::as_cuda).map(|device| {
                 let modules = || {
                     let planned = Planned { config, storage: &storage, options: &options };
-                    device.load_modules(&planned.modules(None, &Gpu::of(device))?).map(drop)
+                    device.load_modules(&planned.modules(None, &Gpu::from_device(device))?).map(drop)
                 };
                 scope.spawn(modules)
             });
@@ -252,7 +252,7 @@ impl LanguageModel {
         let modules = |device: &CudaDevice| {
             let dtype = Storage::Float(options.dtype);
             let storage = |name: &str| self.matrices.get(name).copied().unwrap_or(dtype);
-            Planned { config, storage: &storage, options }.modules(Some(batch), &Gpu::of(device))
+            Planned { config, storage: &storage, options }.modules(Some(batch), &Gpu::from_device(device))
         };
         for device in self.devices().filter_map(Device::as_cuda) {
             // on a thread of its own, as a caller's trace or fault is not the plan's

@@ -55,7 +55,12 @@ impl Target {
         let memory =
             2.0 * f64::from(properties.memory_clock_khz) * 1e3 * f64::from(properties.memory_bus_bits) / 8.0;
         let peaks = Peaks { flops, memory, host: SIXTEEN_LANES };
-        Ok(Self { name: properties.name.clone(), gpu: Gpu::of(cuda), limit: cuda.memory_info()?.0, peaks })
+        Ok(Self {
+            name: properties.name.clone(),
+            gpu: Gpu::from_device(cuda),
+            limit: cuda.memory_info()?.0,
+            peaks,
+        })
     }
 }
 

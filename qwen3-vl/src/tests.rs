@@ -139,7 +139,7 @@ fn what_is_launched_was_loaded_ahead() -> Result<()> {
         let storage = |name: &str| checkpoint.storage(model.config(), &options, name);
         let planned = Planned { config: model.config(), storage: &storage, options: &options };
         let Device::Cuda(gpu) = &device else { unreachable!("it is virtual") };
-        let mut ahead: BTreeSet<_> = planned.modules(None, &Gpu::of(gpu))?.into_iter().collect();
+        let mut ahead: BTreeSet<_> = planned.modules(None, &Gpu::from_device(gpu))?.into_iter().collect();
         let late = |launched: Vec<&'static str>, ahead: &BTreeSet<&'static str>| {
             let launched: BTreeSet<_> = launched.into_iter().map(module_of).collect();
             let late: Vec<_> = launched.difference(ahead).copied().collect();
@@ -159,7 +159,7 @@ fn what_is_launched_was_loaded_ahead() -> Result<()> {
             Ok(())
         });
         answered?;
-        ahead.extend(planned.modules(Some(&batch), &Gpu::of(gpu))?);
+        ahead.extend(planned.modules(Some(&batch), &Gpu::from_device(gpu))?);
         late(launched, &ahead);
     }
     Ok(())

@@ -101,7 +101,7 @@ fn plan_and_answer(path: &Path, device: &Device, limit: usize, turns: usize) -> 
         storage: &storage,
         adapter: &|_| 0,
     };
-    let (usual, gpu) = (LoadOptions::for_device(device), Gpu::of(cuda));
+    let (usual, gpu) = (LoadOptions::for_device(device), Gpu::from_device(cuda));
     let choice = plan.fit(usual, &Asked::default(), &work, &gpu, limit).unwrap();
     memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool)).unwrap();
     take_peak_memory(0);

@@ -59,10 +59,10 @@ impl Server {
     }
 
     pub fn with(model: LanguageModel, queue: usize, config: Config) -> Self {
-        Self::of(Worker::start(model, queue).expect("a thread"), config)
+        Self::start_with(Worker::start(model, queue).expect("a thread"), config)
     }
 
-    pub fn of(worker: impl Into<Arc<Worker>>, config: Config) -> Self {
+    pub fn start_with(worker: impl Into<Arc<Worker>>, config: Config) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("its address");
         let (stop, stopped) = unbounded_channel();
