@@ -227,7 +227,7 @@ fn live_at_peak(trace: &[Entry]) -> Vec<usize> {
 
 /// The device memory that the driver takes for one `cuMemAlloc` per size, with its rounding.
 fn held_by_driver(device: &CudaDevice, sizes: &[usize]) -> Result<usize> {
-    let (memory, stream) = (PlainMemory::new(device), StreamHandle::of(device));
+    let (memory, stream) = (PlainMemory::new(device), StreamHandle::new(device));
     let (before, _) = device.memory_info()?;
     let blocks: Vec<_> =
         sizes.iter().map(|&bytes| Ok((memory.allocate(bytes, &stream)?, bytes))).collect::<Result<_>>()?;
@@ -239,7 +239,7 @@ fn held_by_driver(device: &CudaDevice, sizes: &[usize]) -> Result<usize> {
 
 /// Replays a trace with a `cuMemAlloc` and a `cuMemFree` for each tensor; returns the device's peak of bytes in use.
 fn peak_of_plain(device: &CudaDevice, trace: &[Entry]) -> Result<usize> {
-    let (memory, stream) = (PlainMemory::new(device), StreamHandle::of(device));
+    let (memory, stream) = (PlainMemory::new(device), StreamHandle::new(device));
     let (before, _) = device.memory_info()?;
     let (mut least, mut live) = (before, HashMap::new());
     for entry in trace {
@@ -262,13 +262,13 @@ fn peak_of_plain(device: &CudaDevice, trace: &[Entry]) -> Result<usize> {
 
 /// Nanoseconds per allocation and free over a forward pass's trace, and the memory that is reserved for it.
 fn allocation(device: &CudaDevice, trace: &[Entry]) -> Result<Vec<Measured>> {
-    let streams = [StreamHandle::of(device)];
+    let streams = [StreamHandle::new(device)];
     let per_pair = |upstream: &dyn Upstream<StreamHandle>| -> Result<f64> {
         let time = median(|| replay(trace, upstream, &streams))?;
         device.synchronize()?;
         Ok(time.as_secs_f64() * 1e9 / allocations(trace).max(1) as f64)
     };
-    let service = StreamHandle::of(&device.with_new_stream()?);
+    let service = StreamHandle::new(&device.with_new_stream()?);
     let pool = MemoryPool::new(CudaTimeline::new(device), PlainMemory::new(device), service);
     let ours = per_pair(&pool)?;
     let books = pool.statistics();

@@ -15,7 +15,7 @@ use qwen3_vl::config::Config;
 use qwen3_vl::footprint::Workload;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::preprocess::{Patches, Picture};
-use qwen3_vl::{Options, Prompt, Qwen3Vl, Visual};
+use qwen3_vl::{LanguageModel, Options, Prompt, Visual};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -273,7 +273,6 @@ fn tests(args: &Args) -> Result<Vec<Test>, Failure> {
 
 /// The largest workload of the tests.
 fn workload(tests: &[Test], config: &Config) -> Workload {
-    let side = config.vision.patch_size;
     let of = |test: &Test| match *test {
         Test::Prompt { tokens, depth } => {
             Workload { context: test.context(), prompt: tokens.max(depth), patches: 0 }
@@ -283,7 +282,7 @@ fn workload(tests: &[Test], config: &Config) -> Workload {
         }
         // small pictures are enlarged
         Test::Picture { size: [width, height] } => {
-            let patches = (width.div_ceil(side) * height.div_ceil(side)).max(1024);
+            let patches = config.picture([width, height]).1.max(1024);
             Workload { context: 1, prompt: 1, patches }
         }
     };
@@ -297,13 +296,13 @@ fn workload(tests: &[Test], config: &Config) -> Workload {
 
 /// A model, and the tokens that prompts consist of.
 pub(super) struct Subject<'m> {
-    model: &'m Qwen3Vl,
+    model: &'m LanguageModel,
     /// Ordinary tokens, all different.
     vocabulary: Vec<u32>,
 }
 
 impl<'m> Subject<'m> {
-    pub fn new(model: &'m Qwen3Vl) -> Result<Self, Failure> {
+    pub fn new(model: &'m LanguageModel) -> Result<Self, Failure> {
         let letters: String = ('a'..='z').chain('0'..='9').flat_map(|letter| [letter, ' ']).collect();
         let ids: BTreeSet<u32> = model.processor.tokenizer.encode_ordinary(&letters)?.into_iter().collect();
         match ids.len() {

@@ -11,7 +11,7 @@ use super::source::typed_path;
 use pascaline::{Device, Error, memory};
 use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
-use qwen3_vl::{Options, Qwen3Vl, Session, Statistics, StopReason, Visual};
+use qwen3_vl::{LanguageModel, Options, Session, Statistics, StopReason, Visual};
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -105,7 +105,7 @@ struct Turn {
 /// The conversation so far.
 struct Chat<'a> {
     args: &'a Args,
-    model: Qwen3Vl,
+    model: LanguageModel,
     options: Options,
     session: Session,
     messages: Vec<Message>,

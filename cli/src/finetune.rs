@@ -22,8 +22,7 @@ use qwen3_vl::Processor;
 use qwen3_vl::adapter::{ADAPTER_CONFIG, ADAPTER_TENSORS};
 use qwen3_vl::checkpoint::SMALL_FILES;
 use qwen3_vl::config::Config;
-use qwen3_vl::gguf::{Mix, Plan, text_plan, vision_plan};
-use qwen3_vl::weights::expected;
+use qwen3_vl::gguf::{Mix, Plan, text_plan, vision_plan_of};
 use serde::Serialize;
 use serde_json::json;
 use std::fs;
@@ -254,7 +253,7 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
     check(args)?;
     note_input(&args.data);
     let report = args.output.report()?;
-    let processor = Processor::load(&args.model)?;
+    let processor = qwen3_vl::processor(&args.model)?;
     let conversations = data::read(&args.data)?;
     let (device, reason) = args.device.open()?;
     if let Some(reason) = reason {
@@ -454,7 +453,7 @@ fn plan_memory(
     examples: &[Example],
     device: &Device,
 ) -> Result<usize, Failure> {
-    let shapes = expected(config);
+    let shapes = config.tensors();
     let storage = args.dtype.storage();
     let sizes = shapes.iter().map(|(name, shape)| storage.bytes(name, shape));
     let weights = sizes.sum::<Result<usize, _>>()?;
@@ -518,7 +517,7 @@ fn results(args: &Args, exported: Option<&Export>) -> Vec<PathBuf> {
         }
         false => names.extend([ADAPTER_CONFIG, ADAPTER_TENSORS]),
     }
-    let files = exported.map_or(&[][..], |exported| &exported.files);
+    let files = exported.map_or(&[][..], |exported| &exported.files[..]);
     names.into_iter().map(|name| args.to.join(name)).chain(files.iter().cloned()).collect()
 }
 
@@ -582,17 +581,22 @@ fn is_of_weights(file: &Path) -> bool {
 /// The pair of GGUF files that a run ends with.
 struct Export {
     /// The vision tower's and the text model's.
-    files: [PathBuf; 2],
-    plans: [Plan; 2],
+    /// The vision file first, if the model has one.
+    files: Vec<PathBuf>,
+    plans: Vec<Plan>,
 }
 
 impl Export {
     fn new(args: &Args, mix: Mix, processor: &Processor) -> Result<Self, Failure> {
-        let (config, images) = (&processor.config, &processor.images);
-        let vision = vision_plan(&args.model.join("config.json"), config, images)?;
-        let plans = [vision, text_plan(&args.model, config, mix)?];
         let [text, vision] = names(mix.name());
-        Ok(Self { files: [args.to.join(vision), args.to.join(text)], plans })
+        let mut plans = Vec::new();
+        plans.extend(
+            vision_plan_of(&args.model.join("config.json"), processor)?
+                .map(|plan| (args.to.join(vision), plan)),
+        );
+        plans.push((args.to.join(text), text_plan(&args.model, &processor.config, mix)?));
+        let (files, plans) = plans.into_iter().unzip();
+        Ok(Self { files, plans })
     }
 
     fn write(&self, args: &Args, model: &Model) -> Result<(), Failure> {

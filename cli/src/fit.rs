@@ -102,11 +102,10 @@ pub(super) fn requests(config: &Config) -> Vec<Workload> {
 }
 
 /// A prompt of one picture and text, that with its answer fills the context.
-fn work(config: &Config, context: usize, [width, height]: [usize; 2]) -> Workload {
-    let (vision, side) = (&config.vision, config.vision.patch_size * config.vision.spatial_merge_size);
-    let tokens = width.div_ceil(side) * height.div_ceil(side);
+fn work(config: &Config, context: usize, pixels: [usize; 2]) -> Workload {
+    let (tokens, patches) = config.picture(pixels);
     let context = context.min(config.text.max_position_embeddings);
-    Workload { context, prompt: (tokens + 256).min(context), patches: tokens * vision.merge_len() }
+    Workload { context, prompt: (tokens + 256).min(context), patches }
 }
 
 /// One line about a choice.
@@ -201,7 +200,7 @@ impl Target {
         let clock = f64::from(properties.clock_khz) * 1e3;
         let flops = 2.0 * 128.0 * f64::from(properties.multiprocessors) * clock;
         let memory = memory_speed(properties);
-        let (name, gpu) = (properties.name.clone(), Gpu::of(cuda));
+        let (name, gpu) = (properties.name.clone(), Gpu::from_device(cuda));
         Ok(Self { name, gpu, limit: cuda.memory_info()?.0, peaks: Peaks { flops, memory, host: 12e9 } })
     }
 }

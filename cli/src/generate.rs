@@ -14,7 +14,7 @@ use pascaline::memory::{self, adaptor::to_text};
 use pascaline::{Device, Error};
 use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
-use qwen3_vl::{Options, Qwen3Vl, Statistics, StopReason, Visual};
+use qwen3_vl::{LanguageModel, Options, Statistics, StopReason, Visual};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -170,7 +170,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Measures a copy for comparison. That takes a moment and only makes sense on a real GPU.
-fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f64>, Failure> {
+fn bandwidth_share(model: &LanguageModel, statistics: &Statistics) -> Result<Option<f64>, Failure> {
     let Device::Cuda(device) = model.device() else { return Ok(None) };
     if is_virtual() || statistics.decode_tokens == 0 || model.devices().len() > 1 {
         return Ok(None);

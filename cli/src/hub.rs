@@ -64,7 +64,7 @@ fn pull(model: &HubModel, output: &Output) -> Result<PathBuf, Failure> {
     ) {
         bar.set_style(style.progress_chars("━━╌"));
     }
-    let path = Hub::from_env()?.pull(model, &mut |event| match event {
+    let path = Hub::from_env()?.pull(qwen3_vl::MODELS, model, &mut |event| match event {
         Event::Progress { file, loaded, size } => show(&bar, file, loaded, size),
         Event::Fetched { file } => bar.suspend(|| output.note(&format!("fetched {file}"))),
         Event::Retry { file, reason } => {

@@ -23,7 +23,7 @@ use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::split::{Split, Target};
 use qwen3_vl::weights::{Conversion, Progress};
 use qwen3_vl::{
-    Checkpoint, LoadOptions, Matrices, Processor, Prompt, Qwen3Vl, SplitMode, VisionPlace, Visual,
+    Checkpoint, LanguageModel, LoadOptions, Matrices, Processor, Prompt, SplitMode, VisionPlace, Visual,
 };
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -330,7 +330,7 @@ impl ModelArgs {
                 Some(_) => Err(Failure::Usage("--memory-limit is for a GPU".to_owned())),
             };
         };
-        let gpu = Gpu::of(cuda);
+        let gpu = Gpu::from_device(cuda);
         let (free, total) = cuda.memory_info()?;
         let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
         if self.load.memory_limit.is_some() {
@@ -418,9 +418,9 @@ impl ModelArgs {
         let fitting = |batch| {
             opened.planned(|model| match &loaded.placed {
                 Some(Placed { split, targets, .. }) => model.fit_split_pages(split, &work, batch, targets),
-                None => {
-                    model.fit_pages(&loaded.options, &work, batch, &Gpu::of(cuda), limit).map(|found| found.0)
-                }
+                None => model
+                    .fit_pages(&loaded.options, &work, batch, &Gpu::from_device(cuda), limit)
+                    .map(|found| found.0),
             })
         };
         let mut refusal = None;
@@ -511,9 +511,9 @@ impl ModelArgs {
     ) -> Result<Loaded, Failure> {
         let Decision { options, processor, before, work } = decision;
         let loaded = with_bar(output, |progress| match processor {
-            None => Qwen3Vl::load_checkpoint(&opened.checkpoint, device, options, progress),
+            None => LanguageModel::load_checkpoint(&opened.checkpoint, device, options, progress),
             Some(processor) => {
-                Qwen3Vl::load_prepared(&opened.checkpoint, processor, device, options, progress)
+                LanguageModel::load_prepared(&opened.checkpoint, processor, device, options, progress)
             }
         });
         self.loaded(opened, loaded, options, output, |loaded| Loaded {
@@ -541,7 +541,7 @@ impl ModelArgs {
         };
         for device in &devices {
             let Device::Cuda(cuda) = device else { continue };
-            let (mut gpu, (free, total)) = (Gpu::of(cuda), cuda.memory_info()?);
+            let (mut gpu, (free, total)) = (Gpu::from_device(cuda), cuda.memory_info()?);
             gpu.beside_pool += beside;
             let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
             if self.load.memory_limit.is_some() {
@@ -575,7 +575,7 @@ impl ModelArgs {
         let placement = self.load.several.place(&devices, &split.layers, split.vision)?;
         let options = split.options;
         let loaded = with_bar(output, |progress| {
-            Qwen3Vl::load_placed(&opened.checkpoint, Some(processor), &placement, options, progress)
+            LanguageModel::load_placed(&opened.checkpoint, Some(processor), &placement, options, progress)
         });
         let placed = Some(Placed { split, targets, devices });
         self.loaded(opened, loaded, options, output, |loaded| Loaded {
@@ -589,7 +589,7 @@ impl ModelArgs {
     fn loaded(
         &self,
         opened: &Opened,
-        loaded: pascaline::Result<Qwen3Vl>,
+        loaded: pascaline::Result<LanguageModel>,
         options: LoadOptions,
         output: &Output,
         with: impl FnOnce(Loaded) -> Loaded,
@@ -636,7 +636,7 @@ struct Decision {
 
 /// A model on its device.
 pub(super) struct Loaded {
-    pub model: Qwen3Vl,
+    pub model: LanguageModel,
     /// Seconds of loading.
     pub seconds: f64,
     options: LoadOptions,
@@ -695,7 +695,7 @@ impl Loaded {
             return Ok(Some(parts.iter().map(|part| part.planned_bytes).sum()));
         }
         let Device::Cuda(device) = self.model.device() else { return Ok(None) };
-        let choice = opened.planned(|model| model.plan(self.options, work, &Gpu::of(device)))?;
+        let choice = opened.planned(|model| model.plan(self.options, work, &Gpu::from_device(device)))?;
         Ok(Some(choice.peak()))
     }
 
@@ -708,7 +708,7 @@ impl Loaded {
     ) -> Result<Option<Estimate>, Failure> {
         let Device::Cuda(device) = self.model.device() else { return Ok(None) };
         let estimate = opened.planned(|model| {
-            let choice = model.plan(self.options, work, &Gpu::of(device))?;
+            let choice = model.plan(self.options, work, &Gpu::from_device(device))?;
             let storage = |name: &str| (model.storage)(&choice.options, name);
             estimate(model.config, &choice, &storage, work, peaks)
         });
@@ -760,17 +760,15 @@ pub(super) fn at_most(
 ) -> Option<Workload> {
     const TEMPLATE: usize = 512; // the most tokens that a template adds
     const SMALL: usize = 256; // tokens of the smallest image
-    let side = config.vision.patch_size * config.vision.spatial_merge_size;
     let tokens = |visual: &Visual| match visual {
-        Visual::Image { picture, .. } => {
-            Some((picture.width.div_ceil(side) * picture.height.div_ceil(side)).max(SMALL))
-        }
+        Visual::Image { picture, .. } => Some(config.picture([picture.width, picture.height]).0.max(SMALL)),
         Visual::Video { .. } => None,
     };
     let images = visuals.iter().map(tokens).collect::<Option<Vec<_>>>()?;
     let text: usize = texts.iter().map(|text| text.len()).sum();
     let prompt = text + TEMPLATE + images.iter().sum::<usize>();
-    let patches = images.iter().max().map_or(0, |tokens| tokens * config.vision.merge_len());
+    let merged = config.vision.as_ref().map_or(0, |vision| vision.sizes().merge_len());
+    let patches = images.iter().max().map_or(0, |tokens| tokens * merged);
     Some(Workload { context: prompt.saturating_add(to_come), prompt, patches })
 }
 
@@ -795,7 +793,7 @@ pub(super) fn bytes(text: &str) -> Result<usize, String> {
 }
 
 /// Lists the types of the file that have no kernels, and what they were converted to.
-fn conversions(model: &Qwen3Vl) -> Option<String> {
+fn conversions(model: &LanguageModel) -> Option<String> {
     let each = model.conversions().iter().map(|Conversion { from, to, matrices }| {
         format!("{matrices} matrices from {} to {}", from.name(), quant::name(*to))
     });

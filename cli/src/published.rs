@@ -74,6 +74,6 @@ impl Size {
         for (token, id) in ids {
             fields[format!("{token}_token_id")] = id.into();
         }
-        Ok(Config::parse(Path::new("config.json"), fields.to_string().as_bytes())?)
+        Ok(qwen3_vl::config::parse(Path::new("config.json"), fields.to_string().as_bytes())?)
     }
 }

@@ -11,8 +11,7 @@ use super::screen::Style;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use pascaline::quant::ErrorReport;
 use pascaline::{DType, Device, format_bytes};
-use qwen3_vl::Processor;
-use qwen3_vl::gguf::{GgmlType, Mix, PlannedTensor, dequantize, encode, text_plan, vision_plan};
+use qwen3_vl::gguf::{GgmlType, Mix, PlannedTensor, dequantize, encode, text_plan, vision_plan_of};
 use qwen3_vl::weights::Weights;
 use serde::Serialize;
 use std::iter;
@@ -87,14 +86,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.output;
     let dir = &hub::locate(&args.checkpoint, output)?;
     check_directory(dir)?;
-    let processor = Processor::load(dir)?;
+    let processor = qwen3_vl::processor(dir)?;
     let config = &processor.config;
     let (device, _) = args.device.open()?;
     let report = output.report()?;
     let [text, vision] = targets(&args.to, args.mix.name())?;
     let mut plans = vec![(text, text_plan(dir, config, args.mix)?)];
     if !args.no_mmproj {
-        plans.push((vision, vision_plan(&dir.join("config.json"), config, &processor.images)?));
+        plans.extend(vision_plan_of(&dir.join("config.json"), &processor)?.map(|plan| (vision, plan)));
     }
     files::check_apart(iter::empty(), plans.iter().map(|(to, _)| to.as_path()).chain(output.file()))?;
     for (to, _) in &plans {

@@ -9,9 +9,8 @@ use super::output::Output;
 use super::published::Size;
 use super::quantize::mixes;
 use super::random_values::{Fill, generate};
-use qwen3_vl::config::{Config, PUBLISHED_PIXELS, PreprocessorConfig};
+use qwen3_vl::config::{Config, PUBLISHED_PIXELS, PreprocessorConfig, seeing};
 use qwen3_vl::gguf::{GgmlType, Mix, text_plan, vision_plan};
-use qwen3_vl::weights::expected;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -62,7 +61,7 @@ const COPIED: [&str; 5] = [
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     check_directory(&args.from)?;
-    Config::load(&args.from)?;
+    qwen3_vl::config::load(&args.from)?;
     let report = args.output.report()?;
     let replace = args.output.may_replace();
     fs::create_dir_all(&args.to).map_err(|error| cannot("made", &args.to, &error))?;
@@ -112,7 +111,7 @@ fn write_checkpoint(args: &Args, config: &[u8]) -> Result<(PathBuf, usize), Fail
     write("config.json", config)?;
     let name = "preprocessor_config.json";
     write(name, &changed(&args.from.join(name), args.size.preprocessor())?)?;
-    let config = Config::parse(&args.to.join("config.json"), config)?;
+    let config = qwen3_vl::config::parse(&args.to.join("config.json"), config)?;
     let to = args.to.join("model.safetensors");
     let mut file = OutputFile::create(&to, args.output.may_replace())?;
     let parameters = write_weights(&mut file, &to, &config)?;
@@ -131,13 +130,15 @@ pub(super) fn write_gguf(
     replace: bool,
     mut proceed: impl FnMut(u64) -> Result<(), Failure>,
 ) -> Result<(PathBuf, usize), Failure> {
-    let config = Config::parse(&from.join("config.json"), config)?;
-    let images = PreprocessorConfig::load(from, &config.vision)?;
-    let [min_pixels, max_pixels] = PUBLISHED_PIXELS;
-    let images = PreprocessorConfig { min_pixels, max_pixels, ..images };
+    let config = qwen3_vl::config::parse(&from.join("config.json"), config)?;
     let [text, vision] = targets(to, mix.name())?;
-    let vision_plan = vision_plan(&from.join("config.json"), &config, &images)?;
-    let plans = [(&vision, vision_plan), (&text, text_plan(from, &config, mix)?)];
+    let mut plans = vec![(&text, text_plan(from, &config, mix)?)];
+    if let Some(seeing) = seeing(&config) {
+        let images = PreprocessorConfig::load(from, &seeing.tower)?;
+        let [min_pixels, max_pixels] = PUBLISHED_PIXELS;
+        let images = PreprocessorConfig { min_pixels, max_pixels, ..images };
+        plans.insert(0, (&vision, vision_plan(&from.join("config.json"), &config, &images)?));
+    }
     let (mut files, mut seed, mut before) = (Vec::new(), 0, 0);
     for (to, plan) in &plans {
         let mut file = GgufFile::create(to, plan, replace)?;
@@ -176,7 +177,7 @@ fn merge(value: &mut Value, changes: Value) {
 
 /// Writes a safetensors file in bf16; returns the number of parameters.
 fn write_weights(file: &mut OutputFile, to: &Path, config: &Config) -> Result<usize, Failure> {
-    let tensors = expected(config);
+    let tensors = config.tensors();
     let mut header = Map::new();
     let mut at = 0;
     for (name, shape) in &tensors {

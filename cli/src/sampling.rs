@@ -2,7 +2,7 @@
 
 use super::output::Output;
 use pascaline::Error;
-use qwen3_vl::{Options, Prompt, Qwen3Vl, Sampling};
+use qwen3_vl::{LanguageModel, Options, Prompt, Sampling};
 
 #[derive(clap::Args)]
 pub(super) struct SamplingArgs {
@@ -137,7 +137,7 @@ impl SamplingArgs {
     }
 
     /// Prints that the model's context ends before `--max-new-tokens`.
-    pub fn say_room(&self, model: &Qwen3Vl, prompt: &Prompt, output: &Output) -> pascaline::Result<()> {
+    pub fn say_room(&self, model: &LanguageModel, prompt: &Prompt, output: &Output) -> pascaline::Result<()> {
         let (most, room) = (self.max_new_tokens, model.room_after(prompt)?);
         if room < most {
             let context = model.config().text.max_position_embeddings;
@@ -151,7 +151,7 @@ impl SamplingArgs {
     }
 
     /// The given options, and for the others those of the checkpoint's authors.
-    pub fn options(&self, model: &Qwen3Vl) -> Options {
+    pub fn options(&self, model: &LanguageModel) -> Options {
         let published = &model.processor.generation;
         let usual = match published.do_sample {
             true => Sampling {

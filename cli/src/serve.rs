@@ -10,7 +10,7 @@ use pascaline_server::worker::Worker;
 use pascaline_server::{Config, End, Limits, Stop};
 use qwen3_vl::batch::PAGE;
 use qwen3_vl::footprint::Workload;
-use qwen3_vl::{ControlTokens, Qwen3Vl};
+use qwen3_vl::{ControlTokens, LanguageModel};
 use serde::Serialize;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
@@ -208,7 +208,7 @@ fn listen(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Failure> {
     Ok((listener, address))
 }
 
-fn config(args: &Args, model: &Qwen3Vl, context: usize, api_key: Option<String>) -> Config {
+fn config(args: &Args, model: &LanguageModel, context: usize, api_key: Option<String>) -> Config {
     let path = &args.model.model;
     let last = path.file_name().map(|name| name.to_string_lossy().into_owned());
     let limits = Limits {

@@ -12,7 +12,7 @@ use pascaline::DType;
 use pascaline::kv::KvFormat;
 use qwen3_vl::placement::in_ratio;
 use qwen3_vl::validate::{Limits, RunReport, check_run};
-use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Qwen3Vl, SplitMode, cases};
+use qwen3_vl::{Checkpoint, LanguageModel, LoadOptions, Matrices, SplitMode, cases};
 use serde::Serialize;
 use std::path::Path;
 
@@ -82,7 +82,7 @@ pub(super) fn run(
     let options = LoadOptions { dtype, keep_quantized: false, cache, vision_matrices, ..usual };
     let checkpoint = Checkpoint::open(path, mmproj)?;
     let model = match &devices {
-        None => Qwen3Vl::load_checkpoint(&checkpoint, device, options, |_| {})?,
+        None => LanguageModel::load_checkpoint(&checkpoint, device, options, |_| {})?,
         Some(devices) => {
             let (all, equal) = (checkpoint.config()?.text.num_hidden_layers, vec![1.0; devices.len()]);
             let (layers, what) = match several.mode() {
@@ -93,7 +93,7 @@ pub(super) fn run(
             let each = devices.iter().zip(&layers).map(|(device, layers)| format!("{layers} on {device}"));
             let each: Vec<_> = each.collect();
             screen.text(&format!("{what}: {}", each.join(", ")), Style::Plain)?;
-            Qwen3Vl::load_placed(&checkpoint, None, &placement, options, |_| {})?
+            LanguageModel::load_placed(&checkpoint, None, &placement, options, |_| {})?
         }
     };
     let of_its_own = vision_matrices.is_some_and(|vision| vision != Matrices::Float(dtype));
@@ -107,14 +107,14 @@ pub(super) fn run(
     };
     let limits = limits.with_cache(options.cache, model.config().text.num_hidden_layers);
     let limits =
-        vision_matrices.map_or(limits, |vision| limits.with_vision(vision, model.config().vision.depth));
+        vision_matrices.map_or(limits, |vision| limits.with_vision(vision, model.config().vision_depth()));
     let config = model.config();
     let capacity = Capacity {
         text_layers: config.text.num_hidden_layers,
         text_heads: config.text.num_attention_heads,
         text_kv_heads: config.text.num_key_value_heads,
-        vision_blocks: config.vision.depth,
-        vision_heads: config.vision.num_heads,
+        vision_blocks: config.vision_depth(),
+        vision_heads: config.vision.as_ref().map_or(0, |vision| vision.sizes().heads),
         parameters: model.parameters(),
     };
     let text = format!(

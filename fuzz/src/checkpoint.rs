@@ -2,12 +2,12 @@
 
 use pascaline::{DType, Device};
 use qwen3_vl::chat::{ChatTemplate, Message, Part};
-use qwen3_vl::config::{Config, GenerationConfig, PreprocessorConfig};
+use qwen3_vl::config::{Config, GenerationConfig, PreprocessorConfig, seeing};
 use qwen3_vl::gguf::Gguf;
 use qwen3_vl::preprocess::{Picture, image_patches};
 use qwen3_vl::safetensors::SafeTensors;
 use qwen3_vl::tokenizer::Tokenizer;
-use qwen3_vl::weights::{Weights, expected};
+use qwen3_vl::weights::Weights;
 use qwen3_vl::{Checkpoint, Processor};
 use std::cell::RefCell;
 use std::fs;
@@ -21,7 +21,7 @@ const LAYERS: usize = 64;
 /// The context for which templates are rendered, in tokens.
 const CONTEXT: usize = 4096;
 
-static TINY: LazyLock<Processor> = LazyLock::new(|| Processor::load(&tiny()).expect("the fixture"));
+static TINY: LazyLock<Processor> = LazyLock::new(|| qwen3_vl::processor(&tiny()).expect("the fixture"));
 
 pub fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny")
@@ -29,7 +29,7 @@ pub fn tiny() -> PathBuf {
 
 thread_local! {
     static FOLDER: RefCell<Option<TempDir>> = const { RefCell::new(None) };
-    static CONFIG: Config = Config::load(&tiny()).expect("the fixture's configuration");
+    static CONFIG: Config = qwen3_vl::config::load(&tiny()).expect("the fixture's configuration");
 }
 
 /// Runs `work` in a folder that holds only this file, in memory where the system has `/dev/shm`.
@@ -84,10 +84,11 @@ pub fn index(input: &[u8]) {
 
 /// `config.json`, and the tensors that a model of it would have.
 pub fn config(input: &[u8]) {
-    if let Ok(config) = Config::parse(Path::new("config.json"), input)
-        && config.text.num_hidden_layers.max(config.vision.depth) <= LAYERS
+    if let Ok(config) = qwen3_vl::config::parse(Path::new("config.json"), input)
+        && config.text.num_hidden_layers.max(config.vision.as_ref().map_or(0, |vision| vision.sizes().depth))
+            <= LAYERS
     {
-        let _ = expected(&config);
+        let _ = config.tensors();
     }
 }
 
@@ -132,7 +133,8 @@ pub fn preprocessor(input: &[u8]) {
             let _ = GenerationConfig::load(folder, config);
         });
         with_file("preprocessor_config.json", input, |folder| {
-            let Ok(preprocessor) = PreprocessorConfig::load(folder, &config.vision) else { return };
+            let Some(seeing) = seeing(config) else { return };
+            let Ok(preprocessor) = PreprocessorConfig::load(folder, &seeing.tower) else { return };
             let picture = Picture { height: 40, width: 70, pixels: vec![128; 40 * 70 * 3] };
             let _ = image_patches("input", &picture, &preprocessor);
         });

@@ -2,7 +2,7 @@
 
 use super::checkpoint::tiny;
 use pascaline_server::{Config, Limits, Reader};
-use qwen3_vl::{ControlTokens, Options, Processor};
+use qwen3_vl::{ControlTokens, Options};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
         allowed_hosts: Vec::new(),
         grace: Duration::ZERO,
     };
-    let processor = Processor::load(&tiny()).expect("the fixture");
+    let processor = qwen3_vl::processor(&tiny()).expect("the fixture");
     Reader::new(config, &processor).expect("grammars for it")
 });
 

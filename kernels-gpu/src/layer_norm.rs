@@ -48,6 +48,19 @@ pub struct LayerNorm<T> {
     pub lanes: u32,
 }
 
+#[inlined]
+impl<T> LayerNorm<T> {
+    /// The parameters with y and x at this row.
+    ///
+    /// # Safety
+    /// row < rows, and the pointers are valid for their tensors.
+    unsafe fn at(self, row: u32) -> Self {
+        let at = row as usize * self.cols as usize;
+        // SAFETY: the row is inside x and y: this function's contract.
+        unsafe { Self { y: self.y.add(at), x: self.x.add(at), ..self } }
+    }
+}
+
 /// δ, which is subtracted from x − m, and 1/√(var + eps).
 struct Scale {
     delta: f32,
@@ -91,18 +104,13 @@ unsafe fn write_group<T: Vector>(
     unsafe { columns.store(y, i, values) };
 }
 
-/// y, x: one row of at most N groups of columns.   EARLY: weights and biases are loaded along with x.
+/// One row of at most N groups of columns.   EARLY: weights and biases are loaded along with x.
 ///
 /// # Safety
 /// `x`, `y`, `weight` and `bias` valid for the row, y disjoint from the others; all threads of the team are here.
 #[inline(always)]
 unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
-    y: *mut T,
-    x: *const T,
-    weight: *const T,
-    bias: *const T,
-    cols: u32,
-    eps: f32,
+    LayerNorm { y, x, weight, bias, cols, eps, .. }: LayerNorm<T>,
     columns: Columns,
     team: impl Team,
 ) {
@@ -154,18 +162,13 @@ unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
     }
 }
 
-/// y, x: one row of any length.
+/// One row of any length.
 ///
 /// # Safety
 /// As [`row_in_registers`].
 #[inline(always)]
 unsafe fn stream_row<T: Vector>(
-    y: *mut T,
-    x: *const T,
-    weight: *const T,
-    bias: *const T,
-    cols: u32,
-    eps: f32,
+    LayerNorm { y, x, weight, bias, cols, eps, .. }: LayerNorm<T>,
     columns: Columns,
     team: impl Team,
 ) {
@@ -221,11 +224,8 @@ macro_rules! kernels {
             #[kernel(block = WARP_BLOCK, shuffles = 15)]
             pub unsafe fn $warp(p: LayerNorm<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
-                let at = row as usize * p.cols as usize;
                 // SAFETY: row < rows, so the row is inside x and y; all lanes of the warp are here.
-                unsafe {
-                    row_in_registers::<$ty, $warp_groups, false>(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, team);
-                }
+                unsafe { row_in_registers::<$ty, $warp_groups, false>(p.at(row), columns, team) }
             }
 
             /// # Safety
@@ -233,12 +233,10 @@ macro_rules! kernels {
             /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
             #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
             pub unsafe fn $block(p: LayerNorm<$ty>) {
-                let (at, columns) = block_row(&p);
-                let team = Block(scratch);
+                let columns = block_columns::<$ty>(p.cols, p.vectors);
+                let row = thread::block_idx_x();
                 // SAFETY: one block per row, so the row is inside x and y; all threads are here.
-                unsafe {
-                    row_in_registers::<$ty, $block_groups, false>(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, team);
-                }
+                unsafe { row_in_registers::<$ty, $block_groups, false>(p.at(row), columns, Block(scratch)) }
             }
 
             $(
@@ -246,12 +244,10 @@ macro_rules! kernels {
                 /// As the block kernel.
                 #[kernel(block = ROW_BLOCK, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
                 pub unsafe fn $own_few(p: LayerNorm<$ty>) {
-                    let (at, columns) = block_row(&p);
-                    let team = Block(scratch);
+                    let columns = block_columns::<$ty>(p.cols, p.vectors);
+                    let row = thread::block_idx_x();
                     // SAFETY: one block per row, so the row is inside x and y; all threads are here.
-                    unsafe {
-                        row_in_registers::<$ty, $block_groups, true>(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, team);
-                    }
+                    unsafe { row_in_registers::<$ty, $block_groups, true>(p.at(row), columns, Block(scratch)) }
                 }
             )?
 
@@ -259,9 +255,10 @@ macro_rules! kernels {
             /// As the block kernel, for any cols.
             #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
             pub unsafe fn $stream(p: LayerNorm<$ty>) {
-                let (at, columns) = block_row(&p);
+                let columns = block_columns::<$ty>(p.cols, p.vectors);
+                let row = thread::block_idx_x();
                 // SAFETY: one block per row, so the row is inside x and y; all threads are here.
-                unsafe { stream_row(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, Block(scratch)) }
+                unsafe { stream_row(p.at(row), columns, Block(scratch)) }
             }
 
             /// The kernels of this element type.
@@ -279,10 +276,4 @@ macro_rules! kernels {
 kernels! {
     OF_F32 f32: layer_norm_warp_f32 8, layer_norm_block_f32 4, layer_norm_stream_f32, few = layer_norm_few_f32 (layer_norm_few_f32);
     OF_F16 F16: layer_norm_warp_f16 4, layer_norm_block_f16 2, layer_norm_stream_f16, few = layer_norm_block_f16;
-}
-
-/// The address of a block's row, and how its threads divide it.
-#[inline(always)]
-fn block_row<T: Vector>(p: &LayerNorm<T>) -> (usize, Columns) {
-    (thread::block_idx_x() as usize * p.cols as usize, block_columns::<T>(p.cols, p.vectors))
 }

@@ -4,8 +4,7 @@ use crate::error::{Failure, Result, unsupported};
 use pascaline::{DType, Device};
 use pyo3::exceptions::{PyFileExistsError, PyOSError};
 use pyo3::prelude::*;
-use qwen3_vl::Processor;
-use qwen3_vl::gguf::{Mix, Plan, encode, text_plan, vision_plan};
+use qwen3_vl::gguf::{Mix, Plan, encode, text_plan, vision_plan_of};
 use qwen3_vl::weights::Weights;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -58,15 +57,13 @@ fn quantize_checkpoint(
 }
 
 fn write(checkpoint: &Path, folder: &Path, mix: Mix) -> Result<(PathBuf, PathBuf), Unwritten> {
-    let processor = Processor::load(checkpoint)?;
+    let processor = qwen3_vl::processor(checkpoint)?;
     let config = &processor.config;
     std::fs::create_dir_all(folder).map_err(|error| Unwritten::File(folder.to_owned(), error))?;
     let text = folder.join(format!("model-{}.gguf", mix.name()));
     let vision = folder.join("mmproj-F16.gguf");
-    let plans = [
-        (&text, text_plan(checkpoint, config, mix)?),
-        (&vision, vision_plan(&checkpoint.join("config.json"), config, &processor.images)?),
-    ];
+    let mut plans = vec![(&text, text_plan(checkpoint, config, mix)?)];
+    plans.extend(vision_plan_of(&checkpoint.join("config.json"), &processor)?.map(|plan| (&vision, plan)));
     for (to, _) in &plans {
         if to.exists() {
             return Err(Unwritten::File((*to).clone(), io::ErrorKind::AlreadyExists.into()));

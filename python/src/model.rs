@@ -13,8 +13,8 @@ use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::weights::Progress;
 use qwen3_vl::{
-    Checkpoint, LoadOptions, Matrices, Options, Output, Prompt, Qwen3Vl, Sampling, StopReason, VisionPlace,
-    Visual,
+    Checkpoint, LanguageModel, LoadOptions, Matrices, Options, Output, Prompt, Sampling, StopReason,
+    VisionPlace, Visual,
 };
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -250,7 +250,7 @@ fn conversation(
 /// A Qwen3-VL model on a device: ``Qwen3VL.load(path)``.
 #[pyclass(frozen, name = "Qwen3VL", module = "pascaline")]
 pub struct PyQwen3Vl {
-    inner: Arc<Qwen3Vl>,
+    inner: Arc<LanguageModel>,
     path: PathBuf,
 }
 
@@ -340,7 +340,7 @@ impl PyQwen3Vl {
         };
         let loaded = detached(py, || {
             let checkpoint = Checkpoint::open(&path, mmproj.as_deref())?;
-            Qwen3Vl::load_checkpoint(&checkpoint, &device, options, report)
+            LanguageModel::load_checkpoint(&checkpoint, &device, options, report)
         });
         match failed {
             Some(error) => Err(error.into()),
@@ -557,7 +557,7 @@ impl PyQwen3Vl {
     /// The sizes of the model as a dict.
     #[getter]
     fn config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (text, vision) = (&self.inner.config().text, &self.inner.config().vision);
+        let text = &self.inner.config().text;
         let dict = PyDict::new(py);
         macro_rules! items {
             ($of:ident: $($field:ident)*) => { $(dict.set_item(stringify!($field), $of.$field)?;)* };
@@ -565,9 +565,11 @@ impl PyQwen3Vl {
         items!(text: hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size
             max_position_embeddings rms_norm_eps rope_theta);
         dict.set_item("mrope_section", text.mrope_section)?;
-        dict.set_item("patch_size", vision.patch_size)?;
-        dict.set_item("spatial_merge_size", vision.spatial_merge_size)?;
-        dict.set_item("image_token_id", self.inner.config().image_token_id)?;
+        if let Some(seeing) = qwen3_vl::config::seeing(self.inner.config()) {
+            items!(seeing: image_token_id);
+            let tower = &seeing.tower;
+            items!(tower: patch_size spatial_merge_size);
+        }
         Ok(dict)
     }
 
@@ -592,7 +594,7 @@ pub struct PyTextStream {
 }
 
 impl PyTextStream {
-    fn start(model: Arc<Qwen3Vl>, prompt: Prompt, options: Options) -> Result<Self> {
+    fn start(model: Arc<LanguageModel>, prompt: Prompt, options: Options) -> Result<Self> {
         let (sender, receiver): (SyncSender<Sent>, _) = sync_channel(AHEAD);
         let work = move || {
             let receive = |piece: &str| match sender.send(Sent::Piece(piece.to_owned())) {

@@ -55,7 +55,12 @@ impl Target {
         let memory =
             2.0 * f64::from(properties.memory_clock_khz) * 1e3 * f64::from(properties.memory_bus_bits) / 8.0;
         let peaks = Peaks { flops, memory, host: SIXTEEN_LANES };
-        Ok(Self { name: properties.name.clone(), gpu: Gpu::of(cuda), limit: cuda.memory_info()?.0, peaks })
+        Ok(Self {
+            name: properties.name.clone(),
+            gpu: Gpu::from_device(cuda),
+            limit: cuda.memory_info()?.0,
+            peaks,
+        })
     }
 }
 
@@ -149,10 +154,8 @@ fn plan(
     /// Tokens of text besides the picture.
     const TEXT: usize = 256;
     let config = checkpoint.config()?;
-    let side = config.vision.patch_size * config.vision.spatial_merge_size;
-    let tokens = image.map_or(0, |(width, height)| width.div_ceil(side) * height.div_ceil(side));
+    let (tokens, patches) = image.map_or((0, 0), |(width, height)| config.picture([width, height]));
     let context = context.min(config.text.max_position_embeddings);
-    let patches = tokens * config.vision.merge_len();
     let work = Workload { context, prompt: (tokens + TEXT).min(context), patches };
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let is_quantized = checkpoint.is_quantized();

@@ -1,61 +1,30 @@
-//! A checkpoint's `config.json`, `generation_config.json` and `preprocessor_config.json`.
+//! A checkpoint's `config.json` and `preprocessor_config.json`.
 //!
 //! Nothing of the model's size is fixed in code: layers, heads, widths, RoPE and pixel limits are what the files say.
-//! Fields and defaults are those of transformers' `Qwen3VLConfig` and `Qwen2VLImageProcessor`.
+//! Fields and defaults are those of transformers' `Qwen3VLConfig`, `Qwen3Config` and `Qwen2VLImageProcessor`.
 
-use super::json::{self, Fields, MAX_CONFIG};
-use pascaline::{Error, Result};
+use language::config::{MAX_DIMENSION, Refuse};
+use language::json::{self, Fields, MAX_CONFIG};
+use pascaline::Result;
 use std::path::Path;
 
-/// The largest dimension or count; products of two stay far from overflow.
-pub(crate) const MAX_DIMENSION: u64 = 1 << 24;
+pub use language::config::{Config, GenerationConfig, TextConfig};
 
-/// The contents of `config.json`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Config {
-    /// The language model.
-    pub text: TextConfig,
-    /// The vision tower.
-    pub vision: VisionConfig,
-    /// The token that an image's embeddings replace.
-    pub image_token_id: u32,
-    /// The token that a video's embeddings replace.
-    pub video_token_id: u32,
-    /// The token before an image's.
-    pub vision_start_token_id: u32,
-    /// The token after an image's.
-    pub vision_end_token_id: u32,
-    /// Whether the output projection is the token embedding.
-    pub tie_word_embeddings: bool,
+/// Reads and checks `config.json` in `dir`.
+///
+/// # Errors
+/// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field; for another model with the list of those that this
+/// crate has.
+pub fn load(dir: &Path) -> Result<Config> {
+    language::checkpoint::directory_config(crate::MODELS, dir)
 }
 
-/// The language model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TextConfig {
-    /// Width of the hidden state.
-    pub hidden_size: usize,
-    /// Width of the MLP.
-    pub intermediate_size: usize,
-    /// Decoder layers.
-    pub num_hidden_layers: usize,
-    /// Query heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads.
-    pub num_key_value_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Rows of the token embedding.
-    pub vocab_size: usize,
-    /// Added to the mean square in RMSNorm.
-    pub rms_norm_eps: f32,
-    /// The base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// How many frequencies belong to time, height and width.
-    pub mrope_section: [usize; 3],
-    /// The longest sequence that the model supports.
-    pub max_position_embeddings: usize,
-    /// The end of a turn, where `generation_config.json` does not say.
-    pub eos_token_id: Option<u32>,
+/// As [`load`], of the bytes of a `config.json`; errors call it `file`.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse(file: &Path, bytes: &[u8]) -> Result<Config> {
+    language::checkpoint::config(crate::MODELS, file, bytes)
 }
 
 /// The vision tower.
@@ -109,64 +78,61 @@ impl VisionConfig {
     }
 }
 
-impl Config {
-    /// Reads and checks `config.json` in `dir`.
-    ///
-    /// # Errors
-    /// [`Error::Checkpoint`] with file and field.
-    pub fn load(dir: &Path) -> Result<Self> {
-        let file = dir.join("config.json");
-        Self::parse(&file, &json::read_bytes(&file, MAX_CONFIG)?)
-    }
+/// The part of Qwen3-VL that sees.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seeing {
+    /// The vision tower.
+    pub tower: VisionConfig,
+    /// The token that an image's embeddings replace.
+    pub image_token_id: u32,
+    /// The token that a video's embeddings replace.
+    pub video_token_id: u32,
+    /// The token before an image's.
+    pub vision_start_token_id: u32,
+    /// The token after an image's.
+    pub vision_end_token_id: u32,
+}
 
-    /// As [`load`](Self::load), of the bytes of a `config.json`; errors call it `file`.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load).
-    pub fn parse(file: &Path, bytes: &[u8]) -> Result<Self> {
-        let map = json::parse_object(file, bytes)?;
-        let top = Fields::new(file, "", &map);
-        match top.str("model_type")? {
-            Some("qwen3_vl") => {}
-            other => {
-                return Err(
-                    top.bad("model_type", format!("{} is not \"qwen3_vl\"", other.unwrap_or("nothing")))
-                );
-            }
-        }
-        let text = top.required("text_config", top.object("text_config", "text_config.")?)?;
+/// The part that sees of a Qwen3-VL model's configuration; `None` for another model's.
+pub fn seeing(config: &Config) -> Option<&Seeing> {
+    let vision: &dyn std::any::Any = config.vision.as_deref()?;
+    vision.downcast_ref()
+}
+
+impl Seeing {
+    /// Reads `config.json`, whose decoder has these sizes.
+    pub(crate) fn read(top: Fields, text: &TextConfig) -> Result<Self> {
         let vision = top.required("vision_config", top.object("vision_config", "vision_config.")?)?;
-        let tied = match top.bool("tie_word_embeddings")? {
-            Some(tied) => tied,
-            None => text.bool("tie_word_embeddings")?.unwrap_or(false),
+        let id = |name: &str| top.required(name, top.id(name)?);
+        let seeing = Self {
+            tower: vision_config(vision)?,
+            image_token_id: id("image_token_id")?,
+            video_token_id: id("video_token_id")?,
+            vision_start_token_id: id("vision_start_token_id")?,
+            vision_end_token_id: id("vision_end_token_id")?,
         };
-        let config = Self {
-            text: text_config(text)?,
-            vision: vision_config(vision)?,
-            image_token_id: top.required("image_token_id", top.id("image_token_id")?)?,
-            video_token_id: top.required("video_token_id", top.id("video_token_id")?)?,
-            vision_start_token_id: top.required("vision_start_token_id", top.id("vision_start_token_id")?)?,
-            vision_end_token_id: top.required("vision_end_token_id", top.id("vision_end_token_id")?)?,
-            tie_word_embeddings: tied,
-        };
-        for (name, id) in [
-            ("image_token_id", config.image_token_id),
-            ("video_token_id", config.video_token_id),
-            ("vision_start_token_id", config.vision_start_token_id),
-            ("vision_end_token_id", config.vision_end_token_id),
-        ] {
-            if id as usize >= config.text.vocab_size {
-                let reason = format!("{id} is outside the vocabulary of {}", config.text.vocab_size);
-                return Err(top.bad(name, reason));
-            }
+        if let Some((name, id)) = seeing.tokens().into_iter().find(|(_, id)| *id as usize >= text.vocab_size)
+        {
+            let reason = format!("{id} is outside the vocabulary of {}", text.vocab_size);
+            return Err(top.bad(name, reason));
         }
-        config.check(&|name, reason| vision.bad(name, reason))?;
-        Ok(config)
+        seeing.check(text, &|name, reason| vision.bad(name, reason))?;
+        Ok(seeing)
     }
 
-    /// Refuses a vision tower that does not fit the text model.
-    pub(crate) fn check(&self, refuse: &Refuse) -> Result<()> {
-        let Self { text, vision, .. } = self;
+    /// The tokens, by their fields.
+    pub(crate) fn tokens(&self) -> [(&'static str, u32); 4] {
+        [
+            ("image_token_id", self.image_token_id),
+            ("video_token_id", self.video_token_id),
+            ("vision_start_token_id", self.vision_start_token_id),
+            ("vision_end_token_id", self.vision_end_token_id),
+        ]
+    }
+
+    /// Refuses a vision tower that does not fit the decoder.
+    pub(crate) fn check(&self, text: &TextConfig, refuse: &Refuse) -> Result<()> {
+        let vision = &self.tower;
         if vision.out_hidden_size != text.hidden_size {
             let reason = format!("{} is not the text's {}", vision.out_hidden_size, text.hidden_size);
             return Err(refuse("out_hidden_size", reason));
@@ -196,7 +162,7 @@ fn dimension_or(fields: Fields, name: &str, default: usize) -> Result<usize> {
 }
 
 /// A field that has one supported value.
-fn only(fields: Fields, name: &str, supported: &str) -> Result<()> {
+pub(crate) fn only(fields: Fields, name: &str, supported: &str) -> Result<()> {
     match fields.str(name)? {
         Some(value) if value != supported => {
             Err(fields.bad(name, format!("\"{value}\" is not supported, only \"{supported}\"")))
@@ -205,7 +171,7 @@ fn only(fields: Fields, name: &str, supported: &str) -> Result<()> {
     }
 }
 
-fn positive(fields: Fields, name: &str, value: f64) -> Result<f64> {
+pub(crate) fn positive(fields: Fields, name: &str, value: f64) -> Result<f64> {
     if value > 0.0 && value.is_finite() {
         Ok(value)
     } else {
@@ -213,34 +179,22 @@ fn positive(fields: Fields, name: &str, value: f64) -> Result<f64> {
     }
 }
 
-fn text_config(text: Fields) -> Result<TextConfig> {
+/// The decoder's sizes, with the base of the rotary frequencies; `sections` has how many belong to time, height and width, and where
+/// that stands. Without them all belong to time.
+pub(crate) fn text_config(
+    text: Fields,
+    rope_theta: f64,
+    sections: Option<(Fields, [usize; 3])>,
+) -> Result<TextConfig> {
     only(text, "hidden_act", "silu")?;
     if text.bool("attention_bias")? == Some(true) {
         return Err(text.bad("attention_bias", "true is not supported"));
     }
-    // `rope_parameters` is the newer spelling of `rope_theta` + `rope_scaling`.
-    let parameters = text.object("rope_parameters", "text_config.rope_parameters.")?;
-    let scaling = text.object("rope_scaling", "text_config.rope_scaling.")?;
-    let Some(rope) = parameters.or(scaling) else {
-        return Err(text.bad("rope_scaling", "missing, and so is rope_parameters"));
-    };
-    only(rope, "rope_type", "default")?;
-    if rope.bool("mrope_interleaved")? == Some(false) {
-        return Err(rope.bad("mrope_interleaved", "false is not supported"));
-    }
-    let theta = match rope.f64("rope_theta")? {
-        Some(theta) => positive(rope, "rope_theta", theta)?,
-        None => positive(text, "rope_theta", text.required("rope_theta", text.f64("rope_theta")?)?)?,
-    };
-    let section = rope.required("mrope_section", rope.sizes("mrope_section")?)?;
-    let Ok(mrope_section) = <[usize; 3]>::try_from(section) else {
-        return Err(rope.bad("mrope_section", "needs three numbers: time, height, width"));
-    };
-
     let hidden_size = dimension(text, "hidden_size")?;
     let num_attention_heads = dimension(text, "num_attention_heads")?;
     let num_key_value_heads = dimension_or(text, "num_key_value_heads", num_attention_heads)?;
     let head_dim = dimension_or(text, "head_dim", hidden_size / num_attention_heads)?;
+    let mrope_section = sections.map_or([head_dim / 2, 0, 0], |(_, sections)| sections);
     let config = TextConfig {
         hidden_size,
         intermediate_size: dimension(text, "intermediate_size")?,
@@ -250,11 +204,12 @@ fn text_config(text: Fields) -> Result<TextConfig> {
         head_dim,
         vocab_size: dimension(text, "vocab_size")?,
         rms_norm_eps: positive(text, "rms_norm_eps", text.f64("rms_norm_eps")?.unwrap_or(1e-6))? as f32,
-        rope_theta: theta,
+        rope_theta,
         mrope_section,
         max_position_embeddings: dimension_or(text, "max_position_embeddings", 128_000)?,
         eos_token_id: text.id("eos_token_id")?,
     };
+    let rope = sections.map_or(text, |(rope, _)| rope);
     config.check(&|name, reason| if name == "mrope_section" { rope } else { text }.bad(name, reason))?;
     Ok(config)
 }
@@ -285,30 +240,6 @@ fn vision_config(vision: Fields) -> Result<VisionConfig> {
     };
     config.check(&|name, reason| vision.bad(name, reason))?;
     Ok(config)
-}
-
-/// Makes the error for a field of these structures.
-type Refuse<'a> = dyn Fn(&str, String) -> Error + 'a;
-
-impl TextConfig {
-    /// Refuses sizes that do not fit each other.
-    pub(crate) fn check(&self, refuse: &Refuse) -> Result<()> {
-        let Self { num_attention_heads, num_key_value_heads, head_dim, mrope_section, .. } = self;
-        if !num_attention_heads.is_multiple_of(*num_key_value_heads) {
-            let reason =
-                format!("{num_key_value_heads} does not divide the {num_attention_heads} query heads");
-            return Err(refuse("num_key_value_heads", reason));
-        }
-        if *head_dim == 0 || !head_dim.is_multiple_of(2) {
-            return Err(refuse("head_dim", format!("{head_dim} is not a positive even number")));
-        }
-        let frequencies = mrope_section.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
-        if frequencies != Some(head_dim / 2) {
-            let reason = format!("{mrope_section:?} does not sum to head_dim / 2 = {}", head_dim / 2);
-            return Err(refuse("mrope_section", reason));
-        }
-        Ok(())
-    }
 }
 
 impl VisionConfig {
@@ -342,59 +273,6 @@ impl VisionConfig {
             return Err(refuse("deepstack_visual_indexes", reason));
         }
         Ok(())
-    }
-}
-
-/// The contents of `generation_config.json`; every field has a default, and the file may be missing.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct GenerationConfig {
-    /// Generation stops at any of these.
-    pub eos_token_ids: Vec<u32>,
-    /// Whether the checkpoint's authors sample; otherwise greedy.
-    pub do_sample: bool,
-    /// Divides the logits.
-    pub temperature: Option<f64>,
-    /// How many of the likeliest tokens take part.
-    pub top_k: Option<u64>,
-    /// The share of probability that takes part.
-    pub top_p: Option<f64>,
-    /// As in the sampling options.
-    pub repetition_penalty: Option<f64>,
-}
-
-impl GenerationConfig {
-    /// Reads and checks `generation_config.json` in `dir`; without one, the stop token is `config.json`'s.
-    ///
-    /// # Errors
-    /// [`Error::Checkpoint`] with file and field.
-    pub fn load(dir: &Path, config: &Config) -> Result<Self> {
-        let file = dir.join("generation_config.json");
-        let fallback = || config.text.eos_token_id.into_iter().collect();
-        if !file.exists() {
-            return Ok(Self { eos_token_ids: fallback(), ..Self::default() });
-        }
-        let map = json::read_object(&file, MAX_CONFIG)?;
-        let fields = Fields::new(&file, "", &map);
-        let eos_token_ids: Vec<u32> = match fields.get("eos_token_id") {
-            None => fallback(),
-            Some(value) if value.is_array() => {
-                let ids = fields.required("eos_token_id", fields.sizes("eos_token_id")?)?;
-                ids.into_iter().map(|id| u32::try_from(id).unwrap_or(u32::MAX)).collect()
-            }
-            Some(_) => fields.id("eos_token_id")?.into_iter().collect(),
-        };
-        if let Some(id) = eos_token_ids.iter().find(|&&id| id as usize >= config.text.vocab_size) {
-            let reason = format!("{id} is outside the vocabulary of {}", config.text.vocab_size);
-            return Err(fields.bad("eos_token_id", reason));
-        }
-        Ok(Self {
-            eos_token_ids,
-            do_sample: fields.bool("do_sample")?.unwrap_or(false),
-            temperature: fields.f64("temperature")?,
-            top_k: fields.u64("top_k")?,
-            top_p: fields.f64("top_p")?,
-            repetition_penalty: fields.f64("repetition_penalty")?,
-        })
     }
 }
 

@@ -1,59 +1,42 @@
-//! Qwen3-VL: pictures and text in, text out.
+//! Qwen3-VL, pictures and text in, text out; and Qwen3, of text alone.
 //!
-//! The computation is that of transformers' `qwen3_vl`; every number of a model comes from its own files.
+//! The computation is that of transformers' `qwen3_vl` and `qwen3`; every number of a model comes from its own files.
 //!
-//! Read in this order: `checkpoint` and `weights` open the files (`safetensors`, `gguf`) and name their tensors, `chat`, `processor` and
-//! `preprocess` turn messages and pictures into tokens and patches, `vision` and `text` compute, `model` joins them, and `generate`
-//! answers. `batch` answers many requests at once; `fit`, `footprint` and `estimate` plan memory and time; `placement`, `split` and
-//! `rows` spread a model over devices. Kernels and ops are the library's, training is `pascaline_train`'s, HTTP is `pascaline_server`'s.
+//! What every decoder model needs is `pascaline-language`'s, which this crate passes on: files, tokens, memory, generation, many
+//! requests at once. Here is what is a model's own: `family` and `qwen3` say how configurations read, `names` has the tensors of the
+//! vision tower, `vision` computes it, `pictures` and `preprocess` turn pictures into tokens and patches.
 
-pub mod adapter;
-pub mod batch;
-pub mod cases;
-pub mod chat;
-pub mod checkpoint;
 pub mod config;
-mod control;
-mod decode;
-pub mod estimate;
-pub mod files;
-pub mod fit;
-pub mod footprint;
-pub mod generate;
+mod family;
 pub mod gguf;
-#[cfg(feature = "hub")]
-pub mod hub;
-mod json;
-mod layers;
-mod lookup;
-pub mod model;
-mod network;
-mod picture;
-pub mod placement;
+mod load;
+mod names;
+mod pictures;
 pub mod positions;
 pub mod preprocess;
-pub mod processor;
-mod read_at;
-mod relay;
+mod qwen3;
 pub mod resize;
-pub mod rows;
-pub mod safetensors;
-pub mod sampling;
-pub mod split;
-pub mod stream;
-mod template;
-pub mod text;
-pub mod tokenizer;
-mod tokenizer_parts;
-pub mod validate;
 pub mod vision;
-pub mod weights;
 
-pub use checkpoint::Checkpoint;
-pub use control::ControlTokens;
-pub use generate::{Options, Output, Statistics, StopReason};
-pub use model::{LoadOptions, Matrices, Qwen3Vl, Session};
-pub use placement::{Placement, SplitMode};
-pub use processor::{Processor, Prompt, Visual};
-pub use sampling::Sampling;
-pub use vision::VisionPlace;
+#[cfg(feature = "hub")]
+pub use language::hub;
+pub use language::{
+    ControlTokens, LanguageModel, LoadOptions, Matrices, Options, Output, Placement, Processor, Prompt,
+    Sampling, Session, SplitMode, Statistics, StopReason, VisionPlace, Visual, adapter, batch, cases,
+    checkpoint, estimate, files, fit, footprint, generate, json, model, placement, rows, safetensors,
+    sampling, seam, split, stream, text, tokenizer, validate, weights,
+};
+pub use load::{Checkpoint, Qwen3Vl, processor};
+pub use pictures::{Pictures, Spellings, pictures};
+
+/// The models that this crate has.
+pub const MODELS: language::seam::Models = &[&family::Qwen3VlFamily, &qwen3::Qwen3Family];
+
+/// Messages → prompt text.
+pub mod chat {
+    pub use super::pictures::{Spellings, expand};
+    pub use language::chat::*;
+}
+
+#[cfg(all(test, feature = "virtual-gpu"))]
+mod tests;

@@ -1,45 +1,13 @@
 //! Positions of tokens and patches: on three axes, as rotary angles, and as interpolated position embeddings.
 
-use super::config::{TextConfig, VisionConfig};
+use super::config::VisionConfig;
+use language::rope::frequencies;
+
+pub use language::media::Positions;
+pub use language::rope::{RopeTables, text_rope};
+
 use pascaline::{Error, Result};
 use rayon::prelude::*;
-
-/// Cosines and sines of rotary angles, each [positions, head_dim / 2]: angle i rotates elements i and
-/// i + head_dim / 2 of a head. Computed in f64.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RopeTables {
-    /// [positions, head_dim / 2]
-    pub cos: Vec<f32>,
-    /// [positions, head_dim / 2]
-    pub sin: Vec<f32>,
-}
-
-impl RopeTables {
-    /// Of so many angles, for a planned device, which reads none.
-    pub(crate) fn unknown(count: usize) -> Self {
-        Self { cos: vec![0.0; count], sin: vec![0.0; count] }
-    }
-
-    fn with_capacity(angles: usize) -> Self {
-        Self { cos: Vec::with_capacity(angles), sin: Vec::with_capacity(angles) }
-    }
-
-    fn push(&mut self, angle: f64) {
-        let (sin, cos) = angle.sin_cos();
-        self.cos.push(cos as f32);
-        self.sin.push(sin as f32);
-    }
-}
-
-/// A sequence's positions along time, height and width.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Positions {
-    /// (time, height, width) of each token.
-    pub axes: Vec<[u32; 3]>,
-    /// A generated token's position minus the number of tokens before it: the largest position
-    /// plus one, minus the length. Never positive: an image takes fewer positions than tokens.
-    pub rope_delta: i64,
-}
 
 /// The positions of `ids`. A text token counts up on all axes; an image's tokens share their time and have their row
 /// and column, all counted from where the image starts; what follows starts after the largest position.
@@ -93,28 +61,6 @@ pub fn positions(
         return Err(Error::Prompt { reason: "fewer image tokens than images".into() });
     }
     Ok(Positions { axes, rope_delta: i64::from(next) - ids.len() as i64 })
-}
-
-/// θ⁻²ⁱᐟᵈ for i < d / 2.
-fn frequencies(theta: f64, dim: usize) -> Vec<f64> {
-    (0..dim / 2).map(|i| theta.powf(-((2 * i) as f64) / dim as f64)).collect()
-}
-
-/// The decoder's rotary angles at these positions. Of the frequencies, those at 1, 4, 7, … < 3·section\[1\] rotate with the
-/// height, those at 2, 5, 8, … < 3·section\[2\] with the width, the others with the time.
-pub fn text_rope(config: &TextConfig, axes: &[[u32; 3]]) -> RopeTables {
-    let frequencies = frequencies(config.rope_theta, config.head_dim);
-    let axis_of = |i: usize| match i % 3 {
-        axis @ (1 | 2) if i < 3 * config.mrope_section[axis] => axis,
-        _ => 0,
-    };
-    let mut tables = RopeTables::with_capacity(axes.len() * frequencies.len());
-    for position in axes {
-        for (i, frequency) in frequencies.iter().enumerate() {
-            tables.push(f64::from(position[axis_of(i)]) * frequency);
-        }
-    }
-    tables
 }
 
 /// (row, column) of every patch of one image in merge-block order.
@@ -204,7 +150,8 @@ mod tests {
     #[test]
     fn frames_have_the_same_embeddings() {
         let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
-        let config = crate::config::Config::load(&tiny).unwrap().vision;
+        let config = crate::config::load(&tiny).unwrap();
+        let config = crate::config::seeing(&config).unwrap().tower.clone();
         let values = config.position_side().pow(2) * config.hidden_size;
         let table: Vec<f32> = (0..values).map(|i| i as f32).collect();
         let of = |grids: &[[usize; 3]]| position_embeddings(&config, &table, grids);

@@ -1,17 +1,15 @@
 //! Pictures → patches, as the reference's `Qwen2VLImageProcessor` makes them.
 
-use super::config::{PreprocessorConfig, VisionConfig};
+use super::config::PreprocessorConfig;
 use super::resize;
 use pascaline::{Error, Result};
 use rayon::prelude::*;
 
-pub use super::picture::{MAX_DECODED, MAX_PIXELS, MAX_SIDE, Picture, PictureHeader};
+pub use language::media::{ImagePlan, MAX_PATCHES, Patches};
+pub use language::picture::{MAX_DECODED, MAX_PIXELS, MAX_SIDE, Picture, PictureHeader};
 
 /// The largest ratio of a picture's sides; the reference's.
 const MAX_ASPECT: usize = 200;
-/// The most bytes that the patches of one picture or video may take; published limits ask for up to 604 MB.
-pub const MAX_PATCHES: usize = 1 << 30;
-
 /// The pixels that a picture or a video may have once it is resized.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
@@ -61,72 +59,22 @@ pub fn smart_resize(name: &str, (height, width): (usize, usize), bounds: Bounds)
     })
 }
 
-/// A picture or video as patches.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Patches {
-    /// Groups of frames, rows and columns of patches.
-    pub grid: [usize; 3],
-    /// [t · gh · gw, channels · frames · side²], in merge-block order: the patches that become one token are adjacent.
-    pub values: Vec<f32>,
-}
-
-impl Patches {
-    /// The number of tokens that they become in a vision tower.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if the grid does not match the number of values, or is not a multiple of the tower's merge blocks.
-    pub fn tokens(&self, config: &VisionConfig) -> Result<usize> {
-        let [groups, rows, cols] = self.grid;
-        let (len, merge) = (config.patch_len(), config.spatial_merge_size);
-        let whole = groups > 0 && [rows, cols].iter().all(|&side| side > 0 && side.is_multiple_of(merge));
-        let count = self.grid.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
-        match count {
-            Some(count) if whole && count.checked_mul(len) == Some(self.values.len()) => {
-                Ok(count / config.merge_len())
-            }
-            _ => Err(Error::Shape {
-                op: "VisionTower",
-                argument: "patches",
-                expected: format!(
-                    "{groups} × {rows} × {cols} of {len} values, in blocks of {merge} × {merge}"
-                ),
-                found: [self.values.len()].into(),
-            }),
-        }
-    }
-}
-
-/// What a picture becomes, and the memory that this takes, as its header tells before anything is decoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImagePlan {
-    /// The grid of its [`Patches`].
-    pub grid: [usize; 3],
-    /// Its tokens.
-    pub tokens: usize,
-    /// Bytes of its patches.
-    pub bytes: usize,
-    /// The most bytes that decoding and resizing take besides.
-    pub scratch: usize,
-}
-
-impl ImagePlan {
-    /// For a picture with this header.
-    ///
-    /// # Errors
-    /// As [`image_patches`].
-    pub fn new(name: &str, header: PictureHeader, config: &PreprocessorConfig) -> Result<Self> {
-        let size = (header.height, header.width);
-        let (height, width) = resized(name, size, 1, still(config), config)?;
-        let side = config.patch_size;
-        let (rows, cols) = (height / side, width / side);
-        Ok(Self {
-            grid: [1, rows, cols],
-            tokens: rows * cols / (config.merge_size * config.merge_size),
-            bytes: rows * cols * side * side * 3 * config.temporal_patch_size * size_of::<f32>(),
-            // the picture resized along its rows and then along its columns
-            scratch: header.bytes + 3 * width * (header.height + height),
-        })
-    }
+/// What a picture with this header becomes.
+///
+/// # Errors
+/// As [`image_patches`].
+pub fn image_plan(name: &str, header: PictureHeader, config: &PreprocessorConfig) -> Result<ImagePlan> {
+    let size = (header.height, header.width);
+    let (height, width) = resized(name, size, 1, still(config), config)?;
+    let side = config.patch_size;
+    let (rows, cols) = (height / side, width / side);
+    Ok(ImagePlan {
+        grid: [1, rows, cols],
+        tokens: rows * cols / (config.merge_size * config.merge_size),
+        bytes: rows * cols * side * side * 3 * config.temporal_patch_size * size_of::<f32>(),
+        // the picture resized along its rows and then along its columns
+        scratch: header.bytes + 3 * width * (header.height + height),
+    })
 }
 
 fn still(config: &PreprocessorConfig) -> Bounds {

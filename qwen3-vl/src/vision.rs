@@ -2,28 +2,18 @@
 //! the first decoder layers.
 
 use super::config::VisionConfig;
-use super::layers::Layers;
-use super::positions::{RopeTables, position_embeddings, vision_rope};
-use super::preprocess::Patches;
-use super::weights::Weights;
+use super::positions::{position_embeddings, vision_rope};
+use language::layers::Layers;
+use language::media::{Patches, VisionOutput, VisionProgress};
+use language::rope::RopeTables;
+use language::seam::Tower;
+use language::weights::Weights;
 use pascaline::nn::{Attention, LayerNorm, Linear, Mlp, Norm, Rope, TransformerBlock};
 use pascaline::ops::{self, Activation};
 use pascaline::{DType, Device, Result, Tensor};
 
 /// In the reference a constant and not part of the configuration.
 pub(crate) const LAYER_NORM_EPS: f32 = 1e-6;
-
-/// Where the vision tower's weights are, and where it computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum VisionPlace {
-    /// On the model's device.
-    #[default]
-    Resident,
-    /// In host memory: they pass through the GPU while a picture is encoded, and leave it again. The embeddings are the same.
-    Streamed,
-    /// In host memory, and the CPU encodes pictures.
-    Cpu,
-}
 
 /// The vision tower.
 pub struct VisionTower {
@@ -35,27 +25,6 @@ pub struct VisionTower {
     blocks: Layers,
     merger: Merger,
     deepstack_mergers: Vec<Merger>,
-}
-
-/// The tower's output for an image.
-#[derive(Clone, Debug)]
-pub struct VisionOutput {
-    /// [tokens, text hidden]
-    pub embeddings: Tensor,
-    /// For each of the first decoder layers: [tokens, text hidden].
-    pub deepstack: Vec<Tensor>,
-}
-
-impl VisionOutput {
-    /// The same on another device.
-    ///
-    /// # Errors
-    /// As [`Tensor::to_device`].
-    pub fn to_device(&self, device: &Device) -> Result<Self> {
-        let deepstack =
-            self.deepstack.iter().map(|tensor| tensor.to_device(device)).collect::<Result<_>>()?;
-        Ok(Self { embeddings: self.embeddings.to_device(device)?, deepstack })
-    }
 }
 
 /// Joins the patches of a merge block into one token.
@@ -164,60 +133,6 @@ impl VisionTower {
         Ok(tower)
     }
 
-    /// One image or video. Each group of frames passes alone, since patches see only those of their own group: that
-    /// bounds the memory too.
-    ///
-    /// # Errors
-    /// [`Error::Shape`](pascaline::Error::Shape) if the patches are not the tower's, or a device error.
-    pub fn forward(&self, patches: &Patches) -> Result<VisionOutput> {
-        let mut progress = VisionProgress::default();
-        loop {
-            if let Some(output) = self.advance(patches, &mut progress, usize::MAX)? {
-                return Ok(output);
-            }
-        }
-    }
-
-    /// As [`forward`](Self::forward), through the next `blocks` blocks, one at least. Gives the output after the last one. All
-    /// calls for one image have the same patches.
-    ///
-    /// # Errors
-    /// As there; `progress` is of no use then.
-    pub(super) fn advance(
-        &self,
-        patches: &Patches,
-        progress: &mut VisionProgress,
-        blocks: usize,
-    ) -> Result<Option<VisionOutput>> {
-        patches.tokens(&self.config)?;
-        let [groups, rows, cols] = patches.grid;
-        let count = rows * cols * self.config.patch_len();
-        let mut left = blocks.max(1);
-        while left > 0 {
-            let mut group = match progress.group.take() {
-                Some(group) => group,
-                None => match patches.values.chunks_exact(count.max(1)).nth(progress.through.len()) {
-                    Some(values) => self.begin(values, [1, rows, cols])?,
-                    None => self.begin(&[], [1, 0, 0])?,
-                },
-            };
-            while left > 0 && group.blocks < self.blocks.len() {
-                self.pass_block(&mut group)?;
-                (left, progress.passed) = (left - 1, progress.passed + 1);
-            }
-            if group.blocks < self.blocks.len() {
-                progress.group = Some(group);
-                break;
-            }
-            let embeddings = self.merger.on(&self.device)?.forward(&group.h)?;
-            progress.through.push(VisionOutput { embeddings, deepstack: group.deepstack });
-            if progress.through.len() >= groups {
-                return self.joined(std::mem::take(&mut progress.through)).map(Some);
-            }
-        }
-        Ok(None)
-    }
-
     /// The groups' outputs, one after the other.
     fn joined(&self, mut all: Vec<VisionOutput>) -> Result<VisionOutput> {
         if all.len() == 1 {
@@ -262,14 +177,53 @@ impl VisionTower {
     }
 }
 
-/// An image on its way through the tower.
+/// What the tower remembers of an image on its way.
 #[derive(Default)]
-pub(super) struct VisionProgress {
-    /// Blocks that it has passed, counted for each group of frames.
-    pub passed: usize,
+struct State {
     /// The outputs of the groups of frames that are through.
     through: Vec<VisionOutput>,
     group: Option<Group>,
+}
+
+/// Each group of frames passes alone, since patches see only those of their own group: that bounds the memory too.
+impl Tower for VisionTower {
+    fn advance(
+        &self,
+        patches: &Patches,
+        progress: &mut VisionProgress,
+        blocks: usize,
+    ) -> Result<Option<VisionOutput>> {
+        patches.tokens(&self.config.sizes())?;
+        let state = progress.state.take().and_then(|state| state.downcast::<State>().ok());
+        let mut state = state.unwrap_or_default();
+        let [groups, rows, cols] = patches.grid;
+        let count = rows * cols * self.config.patch_len();
+        let mut left = blocks.max(1);
+        while left > 0 {
+            let mut group = match state.group.take() {
+                Some(group) => group,
+                None => match patches.values.chunks_exact(count.max(1)).nth(state.through.len()) {
+                    Some(values) => self.begin(values, [1, rows, cols])?,
+                    None => self.begin(&[], [1, 0, 0])?,
+                },
+            };
+            while left > 0 && group.blocks < self.blocks.len() {
+                self.pass_block(&mut group)?;
+                (left, progress.passed) = (left - 1, progress.passed + 1);
+            }
+            if group.blocks < self.blocks.len() {
+                state.group = Some(group);
+                break;
+            }
+            let embeddings = self.merger.on(&self.device)?.forward(&group.h)?;
+            state.through.push(VisionOutput { embeddings, deepstack: group.deepstack });
+            if state.through.len() >= groups {
+                return self.joined(state.through).map(Some);
+            }
+        }
+        progress.state = Some(state);
+        Ok(None)
+    }
 }
 
 /// A group of frames on its way.

@@ -124,6 +124,10 @@ impl Charge {
         Ok(())
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Whether it is small beside the account.
     pub(crate) fn is_light(&self) -> bool {
         self.bytes <= self.account.light()

@@ -1,6 +1,7 @@
 //! Routes, and who may use them.
 
 use super::account::{Account, Charge};
+use super::admission::Client;
 use super::error::{ApiError, json_response};
 use super::grammar::Grammars;
 use super::lanes::{self, Lanes};
@@ -190,6 +191,7 @@ async fn body(app: &App, request: Request, deadline: Instant) -> Result<(Vec<u8>
     if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
         return Err(ApiError::wrong_type());
     }
+    let client = request.extensions().get::<Arc<Client>>().cloned();
     let limit = app.config.limits.body;
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok()).unwrap_or(0);
@@ -204,6 +206,9 @@ async fn body(app: &App, request: Request, deadline: Instant) -> Result<(Vec<u8>
     let stall = STALL.min(app.config.limits.time);
     let read = read(request.into_body(), bytes, limit, &mut charge, refused, stall);
     let bytes = timeout_at(deadline, read).await.map_err(|_| app.too_slow())??;
+    if let Some(client) = client {
+        client.asks();
+    }
     Ok((bytes, charge))
 }
 

@@ -4,9 +4,10 @@
 //! for a body. Here is the rest: a client that reads too little of its answer is cut off, and one that has left is noticed
 //! also while unread bytes of it are there, behind which hyper does not look.
 
+use super::admission::Client;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -21,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// A connection that fails when its client reads too little.
 pub(crate) struct Connection {
-    stream: Arc<TcpStream>,
+    client: Arc<Client>,
     /// The longest time for bytes that are there to be written.
     longest: Duration,
     /// Since when written bytes have been waiting for the client, and since when none has been taken.
@@ -31,12 +32,16 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// A connection whose client has up to `longest` for what is there to be read.
-    pub fn new(stream: Arc<TcpStream>, longest: Duration) -> Self {
-        Self { stream, longest, behind: None, timer: Box::pin(sleep_until(Instant::now())) }
+    pub fn new(client: Arc<Client>, longest: Duration) -> Self {
+        Self { client, longest, behind: None, timer: Box::pin(sleep_until(Instant::now())) }
     }
 
     /// Records that `count` of `all` bytes were taken, 0 if the socket is full.
     fn record(&mut self, count: usize, all: usize) {
+        self.client.falls_behind(count == 0 && all > 0);
+        if count > 0 {
+            self.client.moves();
+        }
         if count == all {
             self.behind = None;
             return;
@@ -55,9 +60,9 @@ impl Connection {
         write: impl Fn(&TcpStream) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         loop {
-            if let Poll::Ready(ready) = self.stream.poll_write_ready(context) {
+            if let Poll::Ready(ready) = self.client.stream.poll_write_ready(context) {
                 ready?;
-                match write(&self.stream) {
+                match write(&self.client.stream) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                     Ok(count) => {
                         self.record(count, all);
@@ -82,10 +87,11 @@ impl Read for Connection {
         let mut piece = [0; 8 << 10];
         let room = piece.len().min(buffer.remaining());
         loop {
-            ready!(self.stream.poll_read_ready(context))?;
-            match self.stream.try_read(&mut piece[..room]) {
+            ready!(self.client.stream.poll_read_ready(context))?;
+            match self.client.stream.try_read(&mut piece[..room]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(count) => {
+                    self.client.moves();
                     buffer.put_slice(&piece[..count]);
                     return Poll::Ready(Ok(()));
                 }
@@ -128,4 +134,10 @@ pub(crate) async fn left(stream: &TcpStream) {
     while !stream.ready(Interest::READABLE).await.is_ok_and(|ready| ready.is_read_closed()) {
         sleep(LOOK).await;
     }
+}
+
+/// Whether [`left`] is known to be so now.
+pub(crate) fn is_left(context: &mut Context, stream: &TcpStream) -> bool {
+    let ready = pin!(stream.ready(Interest::READABLE)).poll(context);
+    matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed())
 }

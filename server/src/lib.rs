@@ -1,15 +1,16 @@
 //! An OpenAI-compatible HTTP server for Qwen3-VL, with a web page for chat.
 //!
-//! The files in the order in which a request goes through them: `listen` accepts its `connection`, `app` routes it if
-//! `visitors` lets it in, `json` and `request` parse its body, `images` gets its pictures, `prepare` makes its prompt,
-//! [`worker`] queues it for the replica that `balance` chooses, `replica` computes, `answer` collects events, `reply`
-//! formats them as OpenAI does and `stream` sends them. All the while `account` has its memory; `lanes` runs the work that
+//! The files in the order in which a request goes through them: `listen` accepts its `connection`, for which `admission` has
+//! a place, `app` routes it if `visitors` lets it in, `json` and `request` parse its body, `images` gets its pictures,
+//! `prepare` makes its prompt, [`worker`] queues it for the replica that `balance` chooses, `replica` computes, `answer`
+//! collects events, `reply` formats them as OpenAI does and `stream` sends them. All the while `account` has its memory; `lanes` runs the work that
 //! keeps a thread busy. Batching and sampling are `qwen3_vl`'s, options of the command line `cli/src/serve.rs`'.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)] // but for two calls of the C library, in `system`
 #![deny(missing_docs)]
 
 mod account;
+mod admission;
 mod answer;
 mod app;
 mod balance;
@@ -29,6 +30,7 @@ mod replica;
 mod reply;
 mod request;
 mod stream;
+mod system;
 mod visitors;
 pub mod worker;
 

@@ -1,9 +1,14 @@
 //! Accepts connections and shuts the server down.
 
+use super::admission::{Admission, Client};
 use super::app::{self, App, Config};
 use super::connection::{self, Connection};
+use super::system::return_freed;
 use super::worker::{Health, Worker};
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -88,7 +93,7 @@ pub fn run(
     config: Config,
     stop: Stop,
 ) -> io::Result<End> {
-    pascaline::memory::return_freed();
+    return_freed();
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let address = listener.local_addr()?.ip();
@@ -109,7 +114,7 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
     let router = app::router(Arc::clone(&app));
     let (graceful, mut health) = (GracefulShutdown::new(), app.worker.health());
     let (limits, overflow) = (&app.config.limits, app::overflow(Arc::clone(&app)));
-    let connections = Arc::new(Semaphore::new(limits.connections));
+    let admission = Admission::new(limits.connections);
     let beyond = Arc::new(Semaphore::new(BEYOND));
     let accept = async {
         loop {
@@ -126,19 +131,28 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
                 }
             };
             let _ = stream.set_nodelay(true); // tokens are small, and Nagle's algorithm would delay them
-            let (place, router, most) = match Arc::clone(&connections).try_acquire_owned() {
-                Ok(place) => (place, router.clone(), None),
-                Err(_) => (last, overflow.clone(), Some(MOMENT)),
+            let place = admission.admit(Arc::clone(&stream));
+            let (router, most) = match place {
+                Some(_) => (&router, None),
+                None => (&overflow, Some(MOMENT)),
             };
+            let last = place.is_none().then_some(last);
+            let client = place
+                .as_ref()
+                .map_or_else(|| Client::new(stream, Instant::now()), |place| Arc::clone(&place.client));
+            let router = TowerToHyperService::new(router.clone());
+            let asker = Arc::clone(&client);
+            let service = service_fn(move |mut request: Request<Incoming>| {
+                request.extensions_mut().insert(Arc::clone(&asker));
+                let (asker, answer) = (Arc::clone(&asker), router.call(request));
+                async move { answer.await.map(|response| asker.answered(response)) }
+            });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .keep_alive(most.is_none())
                 .header_read_timeout(most.unwrap_or(HEAD.min(limits.time)))
                 .max_buf_size(BUFFER)
-                .serve_connection(
-                    Connection::new(Arc::clone(&stream), limits.time),
-                    TowerToHyperService::new(router),
-                );
+                .serve_connection(Connection::new(Arc::clone(&client), limits.time), service);
             let connection = graceful.watch(connection);
             tokio::spawn(async move {
                 let longest = async {
@@ -150,10 +164,11 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
                 tokio::select! {
                     biased;
                     _ = connection => {} // a broken connection concerns only its client
-                    () = connection::left(&stream) => {} // dropping the connection ends what runs for it
+                    () = connection::left(&client.stream) => {} // dropping the connection ends what runs for it
+                    () = client.replaced() => {}
                     () = longest => {}
                 }
-                drop(place);
+                drop((place, last));
             });
         }
     };

@@ -12,7 +12,7 @@ use super::worker::Job;
 use llguidance::Matcher;
 use qwen3_vl::batch::KeyedPrompt;
 use qwen3_vl::chat::{Message, Part};
-use qwen3_vl::preprocess::{ImagePlan, Picture, PictureHeader, image_patches};
+use qwen3_vl::preprocess::{ImagePlan, Picture, PictureHeader};
 use qwen3_vl::sampling::Constraint;
 use qwen3_vl::{ControlTokens, Prompt, Sampling};
 use std::sync::Arc;
@@ -79,7 +79,7 @@ pub(crate) async fn chat(
             let picture = Picture::decode_while(&param, &file, limits.pixels, &|| wanted.is_so())?;
             drop(file);
             wanted.check()?;
-            prompt.patches.push(image_patches(&param, &picture, &model.processor.images)?);
+            prompt.patches.push(model.processor.image_patches(&param, picture)?);
         }
         Ok(KeyedPrompt::new_while(model, prompt, &|| wanted.is_so())?)
     });
@@ -137,7 +137,7 @@ async fn outlined<T: Send + 'static>(
         let plan = |(file, param): &(Vec<u8>, String)| {
             wanted.check()?;
             let header = PictureHeader::read(param, file, limits.pixels)?;
-            Ok(ImagePlan::new(param, header, &processor.images)?)
+            Ok(processor.image_plan(param, header)?)
         };
         let plans = files.iter().map(plan).collect::<Result<Vec<_>>>()?;
         let tokens = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.tokens));

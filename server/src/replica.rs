@@ -7,7 +7,7 @@
 use super::account::Charge;
 use super::worker::{Event, Failure, Job, Shared, Usage, Waiting, Weight};
 use pascaline::{Device, Error, memory};
-use qwen3_vl::Qwen3Vl;
+use qwen3_vl::LanguageModel;
 use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};
 use qwen3_vl::sampling::Sampler;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use tokio::sync::mpsc::UnboundedSender;
 /// Computes jobs for replica `index` until the queue is closed. `started` is sent the error of the start, or `None`.
 pub(crate) fn run(
     index: usize,
-    model: &Qwen3Vl,
+    model: &LanguageModel,
     options: BatchOptions,
     shared: &Shared,
     started: &mpsc::Sender<Option<Error>>,
@@ -56,7 +56,7 @@ struct Thread<'a> {
     /// `None` while a new one replaces it, and after none could be created.
     batch: Option<Batch<'a>>,
     options: BatchOptions,
-    model: &'a Qwen3Vl,
+    model: &'a LanguageModel,
     shared: &'a Shared,
     running: BTreeMap<RequestId, Running>,
 }

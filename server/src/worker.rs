@@ -11,7 +11,7 @@ use super::replica;
 use pascaline::Error;
 use qwen3_vl::batch::{self, BatchOptions, KeyedPrompt, PAGE, Prefixes};
 use qwen3_vl::sampling::{Constraint, Logprobs};
-use qwen3_vl::{Options, Qwen3Vl, StopReason};
+use qwen3_vl::{LanguageModel, Options, StopReason};
 use std::collections::VecDeque;
 use std::iter::Sum;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
@@ -110,7 +110,7 @@ pub enum Refused {
 
 /// A handle to the replicas. When it is dropped, each of their threads ends as soon as no job runs on it.
 pub struct Worker {
-    models: Vec<Arc<Qwen3Vl>>,
+    models: Vec<Arc<LanguageModel>>,
     shared: Arc<Shared>,
 }
 
@@ -295,7 +295,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`start_replicas`](Self::start_replicas).
-    pub fn start(model: Qwen3Vl, limit: usize) -> io::Result<Self> {
+    pub fn start(model: LanguageModel, limit: usize) -> io::Result<Self> {
         let options = BatchOptions::for_model(&model).map_err(io::Error::other)?;
         Self::start_with(model, limit, options)
     }
@@ -304,7 +304,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`start_replicas`](Self::start_replicas).
-    pub fn start_with(model: Qwen3Vl, limit: usize, options: BatchOptions) -> io::Result<Self> {
+    pub fn start_with(model: LanguageModel, limit: usize, options: BatchOptions) -> io::Result<Self> {
         Self::start_replicas(vec![(model, options)], limit)
     }
 
@@ -313,7 +313,7 @@ impl Worker {
     ///
     /// # Errors
     /// If there is no replica, a thread can't be started, or a device has too little memory for the pages.
-    pub fn start_replicas(replicas: Vec<(Qwen3Vl, BatchOptions)>, limit: usize) -> io::Result<Self> {
+    pub fn start_replicas(replicas: Vec<(LanguageModel, BatchOptions)>, limit: usize) -> io::Result<Self> {
         if replicas.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no replica of the model"));
         }
@@ -352,7 +352,7 @@ impl Worker {
     }
 
     /// The model, for uses that need no computing thread: its configuration and its processor.
-    pub fn model(&self) -> &Qwen3Vl {
+    pub fn model(&self) -> &LanguageModel {
         &self.models[0] // there is one at least
     }
 

@@ -23,7 +23,7 @@ fn peak_live(entries: &[Entry]) -> usize {
     let gpu = PlannedGpu { capability: (6, 1), multiprocessors: 1, memory: usize::MAX };
     let ((), books) = plan(&[gpu], |devices| {
         let pool = memory::pool(&devices[0])?;
-        replay(entries, &*pool, &[StreamHandle::of(&devices[0])])
+        replay(entries, &*pool, &[StreamHandle::new(&devices[0])])
     })
     .unwrap();
     books[0].peak_live
@@ -89,7 +89,7 @@ fn plans_of_many_requests_are_what_is_allocated() {
         let config = checkpoint.config().unwrap();
         let storage = |name: &str| checkpoint.storage(&config, &options, name);
         let planned = Planned { config: &config, storage: &storage, options: &options };
-        let planned = planned.footprint(&work, Some(&batch), &Gpu::of(cuda)).unwrap();
+        let planned = planned.footprint(&work, Some(&batch), &Gpu::from_device(cuda)).unwrap();
         common::say(&format!("{cache}, graph {graph}: {measured} bytes, {planned:?}"));
         let graphs = planned.peak - planned.live;
         assert!(planned.live + if graph { graphs } else { 0 } >= measured, "{measured} bytes, {planned:?}");
@@ -102,7 +102,7 @@ fn plans_are_what_is_allocated() {
     in_own_process!();
     let device = common::cuda_device();
     let Device::Cuda(cuda) = &device else { unreachable!("a CUDA device was asked for") };
-    let gpu = Gpu::of(cuda);
+    let gpu = Gpu::from_device(cuda);
     let picture = [Visual::image(&fixtures().join("qwen3-vl/tiny/cases/square.png")).unwrap()];
     let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&device) };
     let quantize = |format| LoadOptions { quantize: Some(format), ..usual };

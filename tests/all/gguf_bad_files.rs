@@ -3,7 +3,7 @@
 use half::f16;
 use pascaline::{DType, Device, Error};
 use qwen3_vl::gguf::{Array, Container, Gguf, Value};
-use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
+use qwen3_vl::{Checkpoint, LoadOptions, Pictures, Qwen3Vl, pictures};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -61,7 +61,7 @@ impl Cursor<'_> {
 }
 
 impl Parts {
-    fn of(name: &str) -> Self {
+    fn read(name: &str) -> Self {
         let bytes = fs::read(fixtures().join(name)).unwrap();
         let mut cursor = Cursor(&bytes, 8);
         let (tensors, keys) = (cursor.u64(), cursor.u64());
@@ -429,7 +429,7 @@ fn load(text: &Path, vision: &Path) -> Result<(), Error> {
 
 fn check(faults: Vec<Fault>, source: &str, load: impl Fn(&Path) -> Result<(), Error>) {
     let folder = tempfile::tempdir().unwrap();
-    let whole = Parts::of(source);
+    let whole = Parts::read(source);
     for (number, Fault { change, item, reason }) in faults.iter().enumerate() {
         let mut parts = whole.clone();
         change(&mut parts);
@@ -449,7 +449,7 @@ fn check(faults: Vec<Fault>, source: &str, load: impl Fn(&Path) -> Result<(), Er
 #[test]
 fn a_whole_file_is_taken_apart_and_put_together() {
     for name in ["model-Q4_K_M.gguf", "mmproj-F16.gguf"] {
-        assert!(Parts::of(name).file() == fs::read(fixtures().join(name)).unwrap(), "{name}");
+        assert!(Parts::read(name).file() == fs::read(fixtures().join(name)).unwrap(), "{name}");
     }
 }
 
@@ -458,7 +458,7 @@ fn a_whole_file_is_taken_apart_and_put_together() {
 fn valid_variants_are_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let mut parts = Parts::of("model-Q4_K_M.gguf");
+    let mut parts = Parts::read("model-Q4_K_M.gguf");
     parts.remove("qwen3vl.n_deepstack_layers");
     parts.set("general.alignment", u32_value(32));
     parts.set("general.nested", array(9, 1, &array(8, 0, &[])[4..]));
@@ -476,7 +476,7 @@ fn valid_variants_are_accepted() {
     parts.remove("qwen3vl.attention.key_length");
     parts.set("general.sampling.temp", f32_value(0.0));
     fs::write(&path, parts.file()).unwrap();
-    let mut vision = Parts::of("mmproj-F16.gguf");
+    let mut vision = Parts::read("mmproj-F16.gguf");
     vision.set("clip.vision.image_min_pixels", u32_value(65_536));
     vision.set("clip.vision.image_max_pixels", u32_value(65_536));
     let vision_path = folder.path().join("mmproj.gguf");
@@ -484,7 +484,8 @@ fn valid_variants_are_accepted() {
     let checkpoint = Checkpoint::open(&path, Some(&vision_path)).unwrap();
     let processor = checkpoint.processor().unwrap();
     assert_eq!((processor.config.text.head_dim, processor.generation.do_sample), (64, false));
-    let [images, videos] = [&processor.images, &processor.videos].map(|it| [it.min_pixels, it.max_pixels]);
+    let Pictures { images, videos, .. } = pictures(&processor).unwrap();
+    let [images, videos] = [images, videos].map(|it| [it.min_pixels, it.max_pixels]);
     assert_eq!((images, videos), ([65_536; 2], [4096, 25_165_824])); // the published limits of videos
 }
 
@@ -499,7 +500,7 @@ fn limits_are_inclusive() {
         let opened = checkpoint.and_then(|checkpoint| checkpoint.processor());
         opened.map(drop).map_err(|error| error.to_string())
     };
-    let whole = Parts::of("model-Q4_K_M.gguf");
+    let whole = Parts::read("model-Q4_K_M.gguf");
 
     let rows = |count: u64| {
         let mut parts = whole.clone();
@@ -675,7 +676,7 @@ fn faults_of_a_vision_file_are_named() {
 /// A file cut at any length is refused, without a wait or a panic.
 #[test]
 fn a_file_cut_anywhere_is_refused() {
-    let (whole, folder) = (Parts::of("model-Q4_K_M.gguf").file(), tempfile::tempdir().unwrap());
+    let (whole, folder) = (Parts::read("model-Q4_K_M.gguf").file(), tempfile::tempdir().unwrap());
     let path = folder.path().join("cut.gguf");
     for len in (0..400).chain((400..whole.len()).step_by(9973)) {
         fs::write(&path, &whole[..len]).unwrap();
@@ -705,7 +706,7 @@ fn a_file_that_shrinks_while_it_is_open_gives_an_error() {
 /// A split of the fixture: the number of each tensor's file, by its place.
 fn split(folder: &Path, file_of: impl Fn(usize) -> usize, change: impl Fn(usize, &mut Parts)) -> PathBuf {
     const FILES: usize = 3;
-    let whole = Parts::of("model-Q4_K_M.gguf");
+    let whole = Parts::read("model-Q4_K_M.gguf");
     for number in 0..FILES {
         let mut parts = Parts { keys: Vec::new(), tensors: Vec::new(), data: Vec::new(), raw: None };
         if number == 0 {
@@ -845,7 +846,7 @@ fn the_vision_file_is_found_beside_the_model() {
     copy("Some-MMPROJ-f16.gguf");
     open().unwrap().processor().unwrap();
     // another model's file is skipped, a second one for this model is not
-    let mut other = Parts::of("mmproj-F16.gguf");
+    let mut other = Parts::read("mmproj-F16.gguf");
     other.set("clip.vision.projection_dim", u32_value(512));
     fs::write(folder.path().join("mmproj-other.gguf"), other.file()).unwrap();
     open().unwrap().processor().unwrap();
@@ -853,12 +854,12 @@ fn the_vision_file_is_found_beside_the_model() {
     assert!(said().contains("mmproj-b.gguf") && said().contains("Some-MMPROJ-f16.gguf"), "{}", said());
     fs::remove_file(folder.path().join("mmproj-b.gguf")).unwrap();
     // of files in several types, the one in f16 is taken
-    let mut bf16 = Parts::of("mmproj-F16.gguf");
+    let mut bf16 = Parts::read("mmproj-F16.gguf");
     bf16.set_type("mm.0.weight", 30);
     bf16.set("clip.vision.image_min_pixels", u32_value(70_000));
     for name in ["mmproj-a.gguf", "mmproj-z.gguf"] {
         fs::write(folder.path().join(name), bf16.file()).unwrap();
-        assert_ne!(open().unwrap().processor().unwrap().images.min_pixels, 70_000);
+        assert_ne!(pictures(&open().unwrap().processor().unwrap()).unwrap().images.min_pixels, 70_000);
         fs::remove_file(folder.path().join(name)).unwrap();
     }
     fs::remove_file(folder.path().join("Some-MMPROJ-f16.gguf")).unwrap();

@@ -3,9 +3,10 @@
 use crate::common;
 use crate::common::process::in_own_process;
 use pascaline::{DType, Device};
+use qwen3_vl::config::seeing;
 use qwen3_vl::gguf::{GgmlType, Gguf, dequantize};
 use qwen3_vl::validate::{Limits, check_run};
-use qwen3_vl::{Checkpoint, LoadOptions, Processor, Qwen3Vl, cases};
+use qwen3_vl::{Checkpoint, LoadOptions, Processor, Qwen3Vl, cases, pictures};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -92,15 +93,16 @@ fn dequantized_models_are_the_references_on_a_cuda_device() {
 #[test]
 fn metadata_says_what_the_source_says() {
     let mut found = Checkpoint::open(fixtures().join("model-Q8_0.gguf"), None).unwrap().processor().unwrap();
-    let source = Processor::load(&fixtures().join("source")).unwrap();
-    assert_eq!(found.config.vision, source.config.vision);
+    let source = qwen3_vl::processor(&fixtures().join("source")).unwrap();
+    assert_eq!(seeing(&found.config), seeing(&source.config));
     let mut text = source.config.text.clone();
     text.rms_norm_eps = found.config.text.rms_norm_eps; // as f32 either way, but 1e-6 and its nearest f32 are two f64
     assert!((text.rms_norm_eps - 1e-6).abs() < 1e-12);
     assert_eq!((&found.config.text, found.config.tie_word_embeddings), (&text, true));
     found.generation.eos_token_ids.sort_unstable();
     assert_eq!(found.generation.eos_token_ids, [488, 490]);
-    let limits = |processor: &Processor| (processor.images.min_pixels, processor.images.max_pixels);
+    let images = |processor: &Processor| pictures(processor).unwrap().images.clone();
+    let limits = |processor: &Processor| (images(processor).min_pixels, images(processor).max_pixels);
     assert_eq!(limits(&found), (4096, 262_144), "of the folder that the files were made from");
     let alone = tempfile::tempdir().unwrap();
     for file in ["model-Q8_0.gguf", "mmproj-F16.gguf"] {
@@ -109,8 +111,8 @@ fn metadata_says_what_the_source_says() {
     let without = Checkpoint::open(alone.path().join("model-Q8_0.gguf"), None).unwrap().processor().unwrap();
     assert_eq!(limits(&without), (65_536, 16_777_216), "the published ones");
     assert_eq!(
-        (found.images.image_mean, found.images.image_std),
-        (source.images.image_mean, source.images.image_std)
+        (images(&found).image_mean, images(&found).image_std),
+        (images(&source).image_mean, images(&source).image_std)
     );
     for text in ["Count the warps: 12 345 <|im_end|><|image_pad|>\n\n  x", "一张图片胜过千言 it's", ""]
     {

@@ -5,11 +5,10 @@ use crate::common::process::in_own_process;
 use half::f16;
 use pascaline::quant::{self, ErrorReport, Format, QuantTensor};
 use pascaline::{DType, Device, ops};
-use qwen3_vl::config::Config;
 use qwen3_vl::gguf::{
-    DeviceStorage, GgmlType, Gguf, Mix, Plan, PlannedTensor, dequantize, encode, text_plan, vision_plan,
+    DeviceStorage, GgmlType, Gguf, Mix, Plan, PlannedTensor, dequantize, encode, text_plan, vision_plan_of,
 };
-use qwen3_vl::{Checkpoint, LoadOptions, Processor, Qwen3Vl};
+use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,7 +51,7 @@ fn assert_same(found: &Gguf, want: &Gguf, added: &[&str]) {
 #[test]
 fn files_have_the_converters_keys_and_types() {
     let (source, folder) = (fixtures().join("source"), tempfile::tempdir().unwrap());
-    let processor = Processor::load(&source).unwrap();
+    let processor = qwen3_vl::processor(&source).unwrap();
     let zeros = |tensor: &PlannedTensor| vec![0; tensor.bytes()];
     let path = folder.path().join("written.gguf");
     for mix in [Mix::Q8_0, Mix::Q6_K, Mix::Q4_K_M, Mix::Q4_0, Mix::IQ4_XS] {
@@ -60,7 +59,7 @@ fn files_have_the_converters_keys_and_types() {
         let want = Gguf::open(fixtures().join(format!("model-{}.gguf", mix.name()))).unwrap();
         assert_same(&Gguf::open(&path).unwrap(), &want, &["general.name"]);
     }
-    let plan = vision_plan(&source, &processor.config, &processor.images).unwrap();
+    let plan = vision_plan_of(&source, &processor).unwrap().unwrap();
     write(&path, &plan, zeros);
     let limits = ["clip.vision.image_max_pixels", "clip.vision.image_min_pixels"];
     assert_same(
@@ -169,7 +168,7 @@ fn a_model_of_all_types_is_read() {
     in_own_process!();
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("source");
-    let config = Config::load(&source).unwrap();
+    let config = qwen3_vl::config::load(&source).unwrap();
     let mut plan = text_plan(&source, &config, Mix::Q8_0).unwrap();
     let matrices = plan.tensors.iter_mut().filter(|tensor| tensor.shape.len() == 2);
     for (tensor, ty) in matrices.zip(GgmlType::ALL.into_iter().cycle().skip(3)) {
@@ -212,7 +211,7 @@ fn a_model_of_all_types_is_read() {
 fn matrices_in_f16_stay_so_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("source");
-    let config = Config::load(&source).unwrap();
+    let config = qwen3_vl::config::load(&source).unwrap();
     let mut plan = text_plan(&source, &config, Mix::Q8_0).unwrap();
     plan.tensors.iter_mut().find(|tensor| tensor.shape.len() == 2).unwrap().ty = GgmlType::BF16;
     let wider = folder.path().join("model.gguf");
@@ -243,7 +242,7 @@ fn matrices_in_f16_stay_so_on_the_cpu() {
 #[test]
 fn the_tokenizer_is_written_however_it_is_spelled() {
     let (source, folder) = (fixtures().join("source"), tempfile::tempdir().unwrap());
-    let config = Config::load(&source).unwrap();
+    let config = qwen3_vl::config::load(&source).unwrap();
     let changed = |name: &str, change: &dyn Fn(&mut Value)| {
         let mut value = serde_json::from_slice(&fs::read(source.join(name)).unwrap()).unwrap();
         change(&mut value);

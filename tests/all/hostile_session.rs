@@ -4,13 +4,13 @@
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::nn::KvCache;
 use pascaline::{DType, Device, Error, Result, Tensor};
-use qwen3_vl::chat::{Media, expand};
-use qwen3_vl::config::Config;
+use qwen3_vl::chat::{Media, Spellings, expand};
+use qwen3_vl::config::seeing;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::positions::positions;
 use qwen3_vl::preprocess::{Bounds, Patches, Picture, smart_resize};
 use qwen3_vl::weights::Weights;
-use qwen3_vl::{Options, Processor, Prompt, Qwen3Vl, Session, StopReason, Visual};
+use qwen3_vl::{Options, Prompt, Qwen3Vl, Session, StopReason, Visual};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::ControlFlow;
@@ -113,10 +113,10 @@ fn positions_of_grids_beyond_all_sizes_are_refused() {
         let found = positions(&[9; 4], is_pad, &[grid], 2);
         assert!(matches!(found, Err(Error::Prompt { .. })), "{grid:?}: {found:?}");
     }
-    let tokenizer = &MODEL.processor.tokenizer;
+    let spelled = Spellings::new(seeing(MODEL.config()).unwrap(), &MODEL.processor.tokenizer);
     let text = MODEL.processor.render(&[qwen3_vl::chat::Message::user(1, "x")]).unwrap();
     for tokens in [usize::MAX, 1 << 40, 1 << 25] {
-        let found = expand(&text, &[Media::Image { tokens }], tokenizer);
+        let found = expand(&text, &[Media::Image { tokens }], &spelled);
         assert!(matches!(found, Err(Error::Prompt { .. })), "{tokens} pads");
     }
 }
@@ -152,7 +152,7 @@ fn memory_that_the_machine_does_not_have_is_an_error() {
 fn a_configuration_of_endless_layers_is_refused_at_once() {
     for (field, least) in [("/text_config/num_hidden_layers", 11u64), ("/vision_config/depth", 12)] {
         let folder = changed("config.json", field, json!(1 << 24));
-        let config = Config::load(folder.path()).unwrap();
+        let config = qwen3_vl::config::load(folder.path()).unwrap();
         match Weights::open(folder.path(), &config, DType::F32, &Device::Cpu).map(drop) {
             Err(Error::Checkpoint { reason, .. }) => {
                 let count = reason.split(' ').find_map(|word| word.parse::<u64>().ok());
@@ -172,7 +172,7 @@ fn a_preprocessor_of_endless_pixels_is_refused_at_once() {
         let mut root: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
         root["size"] = limits;
         fs::write(&file, root.to_string()).unwrap();
-        let processor = Processor::load(folder.path()).unwrap();
+        let processor = qwen3_vl::processor(folder.path()).unwrap();
         let picture = Visual::from(Picture { height: 10, width: 10, pixels: vec![0; 300] });
         let refused = processor.prepare(&[user_turn(std::slice::from_ref(&picture), "x")], &[picture]);
         match refused {

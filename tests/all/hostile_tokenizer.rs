@@ -1,7 +1,6 @@
 //! A `tokenizer.json` with parts that the models' tokenizer does not have: each is refused by its name.
 
 use pascaline::{Error, Result};
-use qwen3_vl::config::Config;
 use qwen3_vl::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::fs;
@@ -19,7 +18,7 @@ fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer> {
     change(&mut root);
     fs::write(folder.path().join("tokenizer.json"), root.to_string()).unwrap();
     let begun = Instant::now();
-    let loaded = Tokenizer::load(folder.path(), &Config::load(&tiny()).unwrap());
+    let loaded = Tokenizer::load(folder.path(), &qwen3_vl::config::load(&tiny()).unwrap());
     assert!(begun.elapsed() < Duration::from_secs(5), "it takes {:?}", begun.elapsed());
     loaded
 }
@@ -37,7 +36,10 @@ fn refused(change: impl FnOnce(&mut Value)) -> (String, String) {
 fn parts_that_the_models_have_are_read() {
     let tokens = |tokenizer: Tokenizer| tokenizer.encode("Grüße, 3 wórds<|im_end|>\n").unwrap();
     let published = tokens(changed(|_| ()).unwrap());
-    assert_eq!(published, tokens(Tokenizer::load(&tiny(), &Config::load(&tiny()).unwrap()).unwrap()));
+    assert_eq!(
+        published,
+        tokens(Tokenizer::load(&tiny(), &qwen3_vl::config::load(&tiny()).unwrap()).unwrap())
+    );
     let same = [
         ("/normalizer", json!({"type": "NFC"})),
         ("/model/continuing_subword_prefix", json!("")),
@@ -212,7 +214,7 @@ fn long_texts_are_encoded_in_time() {
 /// Tokenised text is bounded by the context, wherever it comes from.
 #[test]
 fn texts_longer_than_any_prompt_are_refused() {
-    let tokenizer = Tokenizer::load(&tiny(), &Config::load(&tiny()).unwrap()).unwrap();
+    let tokenizer = Tokenizer::load(&tiny(), &qwen3_vl::config::load(&tiny()).unwrap()).unwrap();
     let most = qwen3_vl::chat::most_bytes(4096);
     assert_eq!(
         (most, qwen3_vl::chat::most_bytes(262_144), qwen3_vl::chat::most_bytes(1 << 24)),
@@ -226,7 +228,7 @@ fn texts_longer_than_any_prompt_are_refused() {
             other => panic!("{other:?}"),
         }
     }
-    let processor = qwen3_vl::Processor::load(&tiny()).unwrap();
+    let processor = qwen3_vl::processor(tiny()).unwrap();
     let long = [qwen3_vl::chat::Message::user(0, "a ".repeat(most))];
     match processor.prepare(&long, &[]) {
         Err(Error::Prompt { reason }) => assert!(reason.contains("2097152 bytes"), "{reason}"),

@@ -37,6 +37,7 @@ mod own_kernel;
 mod plan_peak;
 mod ptx;
 mod quant;
+mod qwen3;
 mod qwen3_vl;
 mod qwen3_vl_deviations;
 mod qwen3_vl_files;

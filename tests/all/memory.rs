@@ -481,10 +481,10 @@ mod conformance {
         let Device::Cuda(device) = crate::common::cuda_device() else {
             unreachable!("a CUDA device was asked for")
         };
-        let handles = [&device, &device.with_new_stream().unwrap()].map(StreamHandle::of);
+        let handles = [&device, &device.with_new_stream().unwrap()].map(StreamHandle::new);
         let plain = || PlainMemory::new(&device);
         conforms("cuMemAlloc", &plain(), &handles);
-        let service = || StreamHandle::of(&device.with_new_stream().unwrap());
+        let service = || StreamHandle::new(&device.with_new_stream().unwrap());
         let pool = MemoryPool::new(CudaTimeline::new(&device), plain(), service());
         conforms("pool over cuMemAlloc", &pool, &handles);
         match DriverPool::new(&device) {

@@ -8,13 +8,13 @@ use crate::common::process::in_own_process;
 use pascaline::{Device, memory};
 use pascaline_virtual_gpu::{Checks, Config as VirtualGpu, configure, take_peak_memory};
 use qwen3_vl::chat::Message;
-use qwen3_vl::config::{Config, PreprocessorConfig};
+use qwen3_vl::config::{PreprocessorConfig, seeing};
 use qwen3_vl::fit::{Asked, Model};
 use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::gguf::{Mix, Plan, text_plan, vision_plan};
 use qwen3_vl::preprocess::Picture;
-use qwen3_vl::{Checkpoint, LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
+use qwen3_vl::{Checkpoint, LanguageModel, LoadOptions, Options, VisionPlace, Visual};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
@@ -51,8 +51,8 @@ fn model(folder: &Path, sizes: &Value, mix: Mix) -> PathBuf {
         serde_json::from_slice(&std::fs::read(tiny.join("config.json")).unwrap()).unwrap();
     change(&mut config, sizes);
     let file = tiny.join("config.json");
-    let config = Config::parse(&file, config.to_string().as_bytes()).unwrap();
-    let images = PreprocessorConfig::load(&tiny, &config.vision).unwrap();
+    let config = qwen3_vl::config::parse(&file, config.to_string().as_bytes()).unwrap();
+    let images = PreprocessorConfig::load(&tiny, &seeing(&config).unwrap().tower).unwrap();
     let images = PreprocessorConfig { min_pixels: 65536, max_pixels: 16777216, ..images };
     write(&folder.join("mmproj-F16.gguf"), &vision_plan(&file, &config, &images).unwrap());
     let path = folder.join("model.gguf");
@@ -101,11 +101,11 @@ fn plan_and_answer(path: &Path, device: &Device, limit: usize, turns: usize) -> 
         storage: &storage,
         adapter: &|_| 0,
     };
-    let (usual, gpu) = (LoadOptions::for_device(device), Gpu::of(cuda));
+    let (usual, gpu) = (LoadOptions::for_device(device), Gpu::from_device(cuda));
     let choice = plan.fit(usual, &Asked::default(), &work, &gpu, limit).unwrap();
     memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool)).unwrap();
     take_peak_memory(0);
-    let model = Qwen3Vl::load_prepared(&checkpoint, processor, device, choice.options, |_| {}).unwrap();
+    let model = LanguageModel::load_prepared(&checkpoint, processor, device, choice.options, |_| {}).unwrap();
     let options = Options { max_new_tokens, stop_at_eos: false, ..Options::default() };
     let mut session = model.session().unwrap();
     if turns > 1 {

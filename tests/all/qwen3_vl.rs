@@ -2,12 +2,12 @@
 //! in the repository and `wide` (32 layers, 32 heads) beside it where it is there (`QWEN3_VL_WIDE` names another place).
 
 use pascaline::{Error, Result};
-use qwen3_vl::ControlTokens;
 use qwen3_vl::cases::{self, Run};
 use qwen3_vl::chat::Message;
+use qwen3_vl::config::seeing;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::preprocess::{Bounds, Patches, Picture, smart_resize};
-use qwen3_vl::processor::{Processor, Prompt, Visual};
+use qwen3_vl::{ControlTokens, Processor, Prompt, Visual, pictures};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ fn checkpoints() -> Vec<(Processor, Vec<Run>)> {
             wide.display()
         )),
     }
-    let load = |dir: &PathBuf| (Processor::load(dir).unwrap(), cases::load(dir).unwrap().unwrap());
+    let load = |dir: &PathBuf| (qwen3_vl::processor(dir).unwrap(), cases::load(dir).unwrap().unwrap());
     found.iter().map(load).collect()
 }
 
@@ -124,10 +124,10 @@ fn sizes_are_rounded_as_the_reference_does() -> Result<()> {
 
 #[test]
 fn patches_must_be_whole_tokens() -> Result<()> {
-    let vision = checkpoints().remove(0).0.config.vision;
+    let vision = checkpoints().remove(0).0.config.vision.unwrap().sizes();
     let tokens =
         |grid: [usize; 3], values: usize| Patches { grid, values: vec![0.0; values] }.tokens(&vision);
-    let len = vision.patch_len();
+    let len = vision.patch_len;
     assert_eq!(tokens([2, 4, 6], 48 * len)?, 12);
     for (grid, values) in [
         ([0, 2, 2], 0),
@@ -163,7 +163,7 @@ fn control_tokens_in_texts_are_text() -> Result<()> {
 #[test]
 fn runs_of_pads_are_counted() -> Result<()> {
     let (processor, _) = checkpoints().remove(0);
-    let pad = processor.config.image_token_id;
+    let pad = seeing(&processor.config).unwrap().image_token_id;
     assert_eq!(processor.positions(&[pad], [[1, 2, 2]].into_iter())?.axes, [[0; 3]]);
     let found = processor.positions(&[pad], [[2, 2, 2]].into_iter());
     assert!(matches!(found, Err(Error::Prompt { .. })), "{found:?}");
@@ -201,8 +201,8 @@ fn a_video_is_announced_by_its_times() -> Result<()> {
     // three frames are two groups, the last frame repeated; 64 × 96 is below the fewest pixels of a video
     let [groups, rows, cols] = prompt.patches[0].grid;
     assert_eq!(groups, 2);
-    assert!(groups * 2 * rows * cols * 256 >= processor.videos.min_pixels);
-    let pads = processor.config.video_token_id;
+    assert!(groups * 2 * rows * cols * 256 >= pictures(&processor).unwrap().videos.min_pixels);
+    let pads = seeing(&processor.config).unwrap().video_token_id;
     assert_eq!(prompt.ids.iter().filter(|&&id| id == pads).count(), groups * rows * cols / 4);
     let text = processor.tokenizer.decode(&prompt.ids);
     assert!(text.contains("<0.2 seconds>") && text.contains("<1.0 seconds>"), "{text}");

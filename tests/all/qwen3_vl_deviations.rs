@@ -1,11 +1,11 @@
 //! Mistakes of other implementations of Qwen3-VL: one test for each, which fails if the mistake is made here.
 
 use pascaline::{DType, Device};
-use qwen3_vl::config::Config;
+use qwen3_vl::config::{PreprocessorConfig, seeing};
 use qwen3_vl::positions::{position_embeddings, text_rope};
 use qwen3_vl::preprocess::{Bounds, Picture, image_patches, smart_resize};
 use qwen3_vl::validate::{Limits, RunReport, check_run};
-use qwen3_vl::{LoadOptions, Processor, Qwen3Vl, cases};
+use qwen3_vl::{LoadOptions, Qwen3Vl, cases, pictures};
 use std::path::{Path, PathBuf};
 
 fn tiny() -> PathBuf {
@@ -46,7 +46,7 @@ fn later_tokens_do_not_change_earlier_ones() {
 /// 2. The axes' frequencies concatenated and not interleaved.
 #[test]
 fn the_axes_frequencies_are_interleaved() {
-    let mut config = Config::load(&tiny()).unwrap().text;
+    let mut config = qwen3_vl::config::load(&tiny()).unwrap().text;
     config.mrope_section = [8, 5, 3];
     let axes = [1, 2, 3];
     // of 16 frequencies: height at 1, 4, … < 15, width at 2, 5, 8 < 9, time elsewhere
@@ -71,7 +71,8 @@ fn the_mergers_have_the_exact_gelu() {
 /// 4. Position embeddings interpolated without align_corners.
 #[test]
 fn the_images_corners_are_the_grids_corners() {
-    let mut config = Config::load(&tiny()).unwrap().vision;
+    let config = qwen3_vl::config::load(&tiny()).unwrap();
+    let mut config = seeing(&config).unwrap().tower.clone();
     (config.hidden_size, config.num_position_embeddings) = (2, 49);
     // a grid of 7 × 7 that holds its own coordinates
     let table: Vec<f32> = (0..49).flat_map(|i| [(i / 7) as f32, (i % 7) as f32]).collect();
@@ -99,26 +100,27 @@ fn halves_are_rounded_to_even() {
 /// 6. Other limits on pixels than the checkpoint's.
 #[test]
 fn the_checkpoint_sets_the_pixel_limits() {
-    let mut processor = Processor::load(&tiny()).unwrap();
-    assert_eq!((processor.images.min_pixels, processor.images.max_pixels), (4096, 262_144));
-    let grid = |processor: &Processor, side: usize| {
+    let processor = qwen3_vl::processor(&tiny()).unwrap();
+    let mut images = pictures(&processor).unwrap().images.clone();
+    assert_eq!((images.min_pixels, images.max_pixels), (4096, 262_144));
+    let grid = |images: &PreprocessorConfig, side: usize| {
         let picture = Picture { height: side, width: side, pixels: vec![0; side * side * 3] };
-        image_patches("", &picture, &processor.images).unwrap().grid
+        image_patches("", &picture, images).unwrap().grid
     };
-    assert_eq!(grid(&processor, 1000), [1, 32, 32]);
-    assert_eq!(grid(&processor, 33), [1, 4, 4]);
-    (processor.images.min_pixels, processor.images.max_pixels) = (65_536, 16_777_216); // as published
-    assert_eq!(grid(&processor, 1000), [1, 62, 62]);
-    assert_eq!(grid(&processor, 33), [1, 16, 16]);
+    assert_eq!(grid(&images, 1000), [1, 32, 32]);
+    assert_eq!(grid(&images, 33), [1, 4, 4]);
+    (images.min_pixels, images.max_pixels) = (65_536, 16_777_216); // as published
+    assert_eq!(grid(&images, 1000), [1, 62, 62]);
+    assert_eq!(grid(&images, 33), [1, 16, 16]);
 }
 
 /// 7. Small images refused.
 #[test]
 fn small_images_are_enlarged() {
-    let processor = Processor::load(&tiny()).unwrap();
+    let processor = qwen3_vl::processor(&tiny()).unwrap();
     for (height, width) in [(1, 1), (1, 200), (31, 8), (5, 70)] {
         let picture = Picture { height, width, pixels: vec![100; height * width * 3] };
-        let [_, rows, cols] = image_patches("", &picture, &processor.images).unwrap().grid;
+        let [_, rows, cols] = processor.image_patches("", picture).unwrap().grid;
         assert!(rows * cols * 256 >= 4096 && rows > 0 && cols > 0, "{width} × {height}");
     }
     let report = report("small_image");

@@ -4,12 +4,11 @@
 use half::f16;
 use pascaline::{DType, Device, Error, Result};
 use proptest::prelude::*;
-use qwen3_vl::Processor;
 use qwen3_vl::chat::{self, Media, Message};
-use qwen3_vl::config::{Config, GenerationConfig, PreprocessorConfig};
+use qwen3_vl::config::{GenerationConfig, PreprocessorConfig, seeing};
 use qwen3_vl::preprocess::Picture;
 use qwen3_vl::safetensors::{MAX_HEADER, SafeTensors};
-use qwen3_vl::weights::{Weights, expected};
+use qwen3_vl::weights::Weights;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -216,7 +215,7 @@ fn values_beyond_the_storage_type_are_refused() {
 }
 
 fn open_weights(folder: &Folder) -> Result<Weights> {
-    Weights::open(&folder.0, &Config::load(&folder.0)?, DType::F32, &Device::Cpu)
+    Weights::open(&folder.0, &qwen3_vl::config::load(&folder.0)?, DType::F32, &Device::Cpu)
 }
 
 /// The checkpoint in the repository with its header changed; the data stays.
@@ -293,7 +292,7 @@ fn sharded() -> Folder {
 fn several_files_are_one_checkpoint() {
     let folder = sharded();
     let mut weights = open_weights(&folder).unwrap();
-    assert_eq!(weights.progress().total, expected(&Config::load(&folder.0).unwrap()).len());
+    assert_eq!(weights.progress().total, qwen3_vl::config::load(&folder.0).unwrap().tensor_count());
     let whole = SafeTensors::open(tiny().join("model.safetensors")).unwrap();
     let name = "model.visual.patch_embed.proj.weight";
     let matrix = weights.matrix(name).unwrap();
@@ -303,7 +302,7 @@ fn several_files_are_one_checkpoint() {
     assert!(!unused.contains(&name) && unused.contains(&bias));
     let sizes = whole.entries().values().map(|entry| entry.shape.iter().product::<usize>());
     assert_eq!(weights.parameters(), sizes.sum::<usize>());
-    let config = Config::load(&folder.0).unwrap();
+    let config = qwen3_vl::config::load(&folder.0).unwrap();
     let integers = Weights::open(&folder.0, &config, DType::U32, &Device::Cpu);
     assert!(matches!(integers, Err(Error::DType { .. })));
 
@@ -370,9 +369,9 @@ fn wrong_configurations_name_the_field() {
         if path == "/do_resize" {
             folder.edit(file, |root| root["do_resize"] = value.clone());
         }
-        let result = Config::load(&folder.0).and_then(|config| {
+        let result = qwen3_vl::config::load(&folder.0).and_then(|config| {
             GenerationConfig::load(&folder.0, &config)?;
-            PreprocessorConfig::load(&folder.0, &config.vision)
+            PreprocessorConfig::load(&folder.0, &seeing(&config).unwrap().tower)
         });
         let (item, reason) = refused(&folder.0.join(file), result);
         assert_eq!(item, path[1..].replace('/', "."), "{reason}");
@@ -381,7 +380,7 @@ fn wrong_configurations_name_the_field() {
     for garbage in ["", "[]", "{", "nul", &"[".repeat(100_000)] {
         let folder = Folder::of_checkpoint();
         let file = folder.write("config.json", garbage);
-        refused(&file, Config::load(&folder.0));
+        refused(&file, qwen3_vl::config::load(&folder.0));
     }
 }
 
@@ -397,25 +396,27 @@ fn limits_are_inclusive_and_defaults_are_the_references() {
         text.remove("head_dim").unwrap();
         text["num_attention_heads"] = json!(2);
     });
-    let config = Config::load(&folder.0).unwrap();
-    assert_eq!((config.vision.patch_size, config.vision.merge_len(), config.text.head_dim), (256, 256, 32));
+    let config = qwen3_vl::config::load(&folder.0).unwrap();
+    let tower = &seeing(&config).unwrap().tower;
+    assert_eq!((tower.patch_size, tower.merge_len(), config.text.head_dim), (256, 256, 32));
 
     let folder = Folder::of_checkpoint();
     fs::remove_file(folder.0.join("generation_config.json")).unwrap();
-    let mut config = Config::load(&folder.0).unwrap();
+    let config = qwen3_vl::config::load(&folder.0).unwrap();
     let generation = GenerationConfig::load(&folder.0, &config).unwrap();
     assert_eq!(generation, GenerationConfig { eos_token_ids: vec![394], ..Default::default() });
 
     folder.edit("preprocessor_config.json", |root| root["size"]["longest_edge"] = json!(4096));
-    let images = PreprocessorConfig::load(&folder.0, &config.vision).unwrap();
+    let images = PreprocessorConfig::load(&folder.0, &seeing(&config).unwrap().tower).unwrap();
     assert_eq!((images.min_pixels, images.max_pixels), (4096, 4096));
     // transformers' 128 and 768 tokens, of (16 · 2)² pixels
     let videos = images.for_video();
     assert_eq!((videos.min_pixels, videos.max_pixels), (128 * 32 * 32, 768 * 32 * 32));
     assert_eq!(PreprocessorConfig { min_pixels: 4096, max_pixels: 4096, ..videos }, images);
 
-    config.vision.spatial_merge_size = 3;
-    assert_eq!(config.vision.merge_len(), 9);
+    let mut tower = seeing(&config).unwrap().tower.clone();
+    tower.spatial_merge_size = 3;
+    assert_eq!(tower.merge_len(), 9);
 }
 
 /// A checkpoint may name several templates in its tokenizer's configuration.
@@ -428,11 +429,12 @@ fn the_default_template_is_taken() {
         root["chat_template"] =
             json!([named("tool_use", "no"), named("default", "of {{ messages[0].role }}")]);
     });
-    let processor = Processor::load(&folder.0).unwrap();
+    let processor = qwen3_vl::processor(&folder.0).unwrap();
     assert_eq!(processor.render(&[Message::user(0, "hello")]).unwrap(), "of user");
     // more pad tokens than any prompt has are refused before they are written
     let pad = "<|image_pad|>";
-    let expanded = |tokens: usize| chat::expand(pad, &[Media::Image { tokens }], &processor.tokenizer);
+    let spelled = chat::Spellings::new(seeing(&processor.config).unwrap(), &processor.tokenizer);
+    let expanded = |tokens: usize| chat::expand(pad, &[Media::Image { tokens }], &spelled);
     assert!(matches!(expanded(usize::MAX), Err(Error::Prompt { .. })));
     assert_eq!(expanded(2).unwrap(), pad.repeat(2));
 }
@@ -440,15 +442,15 @@ fn the_default_template_is_taken() {
 #[test]
 fn both_spellings_of_rope_are_read() {
     let folder = Folder::of_checkpoint();
-    let old = Config::load(&folder.0).unwrap();
+    let old = qwen3_vl::config::load(&folder.0).unwrap();
     folder.edit("config.json", |config| {
         let text = config["text_config"].as_object_mut().unwrap();
         let mut rope = text.remove("rope_scaling").unwrap();
         rope["rope_theta"] = text.remove("rope_theta").unwrap();
         text.insert("rope_parameters".into(), rope);
     });
-    let new = Config::load(&folder.0).unwrap();
-    assert_eq!(old, new);
+    let new = qwen3_vl::config::load(&folder.0).unwrap();
+    assert_eq!((&old.text, seeing(&old)), (&new.text, seeing(&new)));
     assert_eq!((new.text.rope_theta, new.text.mrope_section), (5e6, [6, 5, 5]));
 }
 

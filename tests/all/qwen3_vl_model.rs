@@ -6,6 +6,7 @@ use pascaline::kv::KvFormat;
 use pascaline::quant::{self, ErrorReport, Format};
 use pascaline::{DType, Device, Error};
 use qwen3_vl::chat::Message;
+use qwen3_vl::config::seeing;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::preprocess::Picture;
 use qwen3_vl::validate::{Limits, check_run};
@@ -348,7 +349,8 @@ fn a_video_is_kept_whole_or_not_at_all() {
         let fresh = model.generate_from(&mut model.session().unwrap(), &prompt, &options(6), go_on).unwrap();
         assert_eq!(found.ids, fresh.ids, "{rate} {text}");
         let cached = prompt.ids.len() - found.statistics.prefill_tokens;
-        let pads = prompt.ids.iter().filter(|id| **id == model.config().video_token_id).count();
+        let pads =
+            prompt.ids.iter().filter(|id| **id == seeing(model.config()).unwrap().video_token_id).count();
         assert_eq!(cached > pads, kept, "{cached} of {}", prompt.ids.len());
     }
 }

@@ -162,7 +162,8 @@ impl Conversation {
         drop(visuals);
         let mut tokens = Vec::new();
         for patches in &prompt.patches {
-            tokens.push(patches.tokens(&processor.config.vision)?);
+            let sizes = processor.config.vision.as_ref().map(|vision| vision.sizes());
+            tokens.extend(sizes.map(|sizes| patches.tokens(&sizes)).transpose()?);
         }
         // what each turn adds to the text is tokenised alone, to see which tokens are the answers'
         let mut example = Example { ids: Vec::new(), is_answer: Vec::new(), visuals: prompt.patches };

@@ -7,7 +7,7 @@ use crate::optimizer::{Optimizer, Step};
 use crate::state::StateFolder;
 use crate::tape::Tape;
 use pascaline::{Result, Tensor};
-use qwen3_vl::config::Config;
+use qwen3_vl::config::{Config, VisionConfig};
 use qwen3_vl::safetensors::SafeTensors;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -271,19 +271,22 @@ pub fn memory(
     [vision, checkpoint_layers]: [bool; 2],
 ) -> usize {
     const F32: usize = 4;
-    let (text, tower) = (&config.text, &config.vision);
+    let text = &config.text;
+    let seeing = qwen3_vl::config::seeing(config);
+    let tower = |of: fn(&VisionConfig) -> usize| seeing.map_or(0, |seeing| of(&seeing.tower));
+    let width = tower(|tower| tower.hidden_size);
     // the cross-entropy: logits of a chunk, and the products with them
     let logits = 3 * (64 << 20).min(F32 * tokens * text.vocab_size);
     let heads = (text.num_attention_heads + 2 * text.num_key_value_heads) * text.head_dim;
     // x, two norms, the attended rows, two sums; projections, normed and rotated; gate, up and their product
     let text_row = 7 * text.hidden_size + 3 * heads + 3 * text.intermediate_size;
-    let vision_row = 16 * tower.hidden_size + 2 * tower.intermediate_size;
+    let vision_row = 16 * width + 2 * tower(|tower| tower.intermediate_size);
     let kept = |layers: usize, row: usize, x: usize| match checkpoint_layers {
         true => layers * x + row,
         false => layers * row,
     };
     let tape = tokens * kept(text.num_hidden_layers, text_row, 2 * text.hidden_size)
-        + if vision { patches * kept(tower.depth, vision_row, 2 * tower.hidden_size) } else { 0 };
+        + if vision { patches * kept(tower(|tower| tower.depth), vision_row, 2 * width) } else { 0 };
     // a layer's gradients are needed in addition to what is kept
     let gradients = tokens * text_row + patches * vision_row;
     let matrix = text.hidden_size * text.intermediate_size.max(text.num_attention_heads * text.head_dim);
@@ -296,7 +299,6 @@ mod tests {
     use crate::model::Frozen;
     use crate::optimizer::Method;
     use pascaline::quant::Format;
-    use qwen3_vl::weights::expected;
     use std::path::Path;
 
     /// Adapters over the published 2B model in Q4_0, with a picture of 512 × 512 pixels and 512 tokens of text.
@@ -310,9 +312,9 @@ mod tests {
             "vision_config": {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "patch_size": 16,
             "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304, "out_hidden_size": 2048,
             "deepstack_visual_indexes": [5, 11, 17]}}"#;
-        let config = Config::parse(Path::new("config.json"), config.as_bytes()).unwrap();
+        let config = qwen3_vl::config::parse(Path::new("config.json"), config.as_bytes()).unwrap();
         let storage = Frozen::Quantized(Format::Q4_0);
-        let shapes = expected(&config);
+        let shapes = config.tensors();
         let weights = shapes.iter().map(|(name, shape)| storage.bytes(name, shape).unwrap()).sum();
         let of_layers = shapes.iter().filter(|(name, shape)| name.contains(".layers.") && shape.len() == 2);
         let trained = of_layers.map(|(_, shape)| 16 * shape.iter().sum::<usize>()).sum();

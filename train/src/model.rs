@@ -8,7 +8,7 @@ use crate::functions::{
     adapted, add, add_rows, attention, cross_entropy, embedding, fake_quantize, fake_quantize_learned,
     linear, quantized_linear, replace_rows, reshape, rms_norm, rope, scale, silu_mul,
 };
-use crate::lora::{Adapter, Lora};
+use crate::lora::{Adapter, Lora, is_of_vision};
 use crate::parameters::Parameters;
 use crate::quantize_aware::{Learned, QuantizeAware};
 use crate::tape::{Tape, Var};
@@ -17,11 +17,11 @@ use pascaline::nn::Matrix;
 use pascaline::ops::{self, Attention};
 use pascaline::quant::{Format, QuantTensor};
 use pascaline::{DType, Device, Error, Result, Tensor};
-use qwen3_vl::config::Config;
+use qwen3_vl::config::{Config, VisionConfig, seeing};
 use qwen3_vl::gguf::{PlannedTensor, encode};
 use qwen3_vl::positions::{positions, text_rope};
 use qwen3_vl::preprocess::Patches;
-use qwen3_vl::weights::{EMBEDDING, LM_HEAD, Weights, expected};
+use qwen3_vl::weights::Weights;
 use std::ops::Range;
 use std::path::Path;
 
@@ -72,7 +72,7 @@ pub enum Frozen {
 impl Frozen {
     /// Whether the tensor of this published name and shape is quantised.
     fn quantizes(self, name: &str, shape: &[usize]) -> bool {
-        let of_layers = name.starts_with("model.language_model.layers.") && shape.len() == 2;
+        let of_layers = !is_of_vision(name) && name.contains(".layers.") && shape.len() == 2;
         matches!(self, Self::Quantized(_)) && of_layers
     }
 
@@ -122,7 +122,7 @@ impl Model {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_frozen(dir: &Path, storage: Frozen, device: &Device) -> Result<Self> {
-        let config = Config::load(dir)?;
+        let config = qwen3_vl::config::load(dir)?;
         let (dtype, format) = match storage {
             Frozen::Float(dtype) => (dtype, None),
             Frozen::Quantized(format) => (DType::F16, Some(format)),
@@ -132,7 +132,7 @@ impl Model {
             weights = weights.quantized(format);
         }
         let mut parameters = Parameters::default();
-        for (name, shape) in expected(&config) {
+        for (name, shape) in config.tensors() {
             if format.is_some() && storage.quantizes(&name, &shape) {
                 match weights.weight(&[&name])? {
                     Matrix::Quantized(matrix) => parameters.add_quantized(name, matrix),
@@ -170,7 +170,7 @@ impl Model {
     /// # Errors
     /// [`Error::Checkpoint`] with the file, or a device error.
     pub fn save(&self, dir: &Path) -> Result<()> {
-        let shapes = expected(&self.config);
+        let shapes = self.config.tensors();
         let of =
             |name: &String| Ok((name.clone(), self.parameters.get(self.parameters.required(name)?).value()));
         let tensors = shapes.keys().map(of).collect::<Result<Vec<_>>>()?;
@@ -192,7 +192,7 @@ impl Model {
                 [_] if name.ends_with(".bias") => Tensor::zeros(shape, DType::F32, &device),
                 [_] => Tensor::ones(shape, DType::F32, &device),
                 _ => {
-                    let is_embedding = name == EMBEDDING || name == vision::POSITIONS;
+                    let is_embedding = *name == self.config.embedding() || name == vision::POSITIONS;
                     let deviation =
                         if is_embedding { 0.02 } else { 1.0 / (value.shape().rows_cols().1 as f32).sqrt() };
                     let seed = seed.wrapping_add(number as u64);
@@ -207,6 +207,12 @@ impl Model {
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The sizes of the vision tower.
+    pub(crate) fn tower(&self) -> Result<&VisionConfig> {
+        let tower = seeing(&self.config).map(|seeing| &seeing.tower);
+        tower.ok_or_else(|| Error::Prompt { reason: "the model is of text alone".into() })
     }
 
     /// The device.
@@ -231,11 +237,12 @@ impl Model {
         let ids: Vec<u32> = examples.iter().flat_map(|example| example.ids.iter().copied()).collect();
         let targets = targets(examples)?;
         let (mut axes, mut sequences, mut runs) = (Vec::with_capacity(ids.len()), Vec::new(), Vec::new());
-        let is_pad = |id: u32| id == self.config.image_token_id || id == self.config.video_token_id;
+        let seeing = seeing(&self.config);
+        let is_pad = |id: u32| seeing.is_some_and(|it| id == it.image_token_id || id == it.video_token_id);
+        let merge = seeing.map_or(1, |seeing| seeing.tower.spatial_merge_size);
         for example in examples {
             let start = axes.len();
             let grids = grids(&example.visuals);
-            let merge = self.config.vision.spatial_merge_size;
             axes.extend(positions(&example.ids, is_pad, &grids, merge)?.axes);
             sequences.push(start..axes.len());
             let mut pads = (start..axes.len()).filter(|&i| is_pad(ids[i]));
@@ -243,7 +250,7 @@ impl Model {
                 // `positions` has found each grid's tokens; those of a video's groups have text between them
                 let [groups, rows, cols] = patches.grid;
                 for group in 0..groups {
-                    let len = rows * cols / self.config.vision.merge_len();
+                    let len = rows * cols / (merge * merge);
                     let first = pads.next().unwrap_or(start);
                     pads.by_ref().take(len.saturating_sub(1)).for_each(drop);
                     runs.push(Run { patches, group, rows: first..first + len });
@@ -254,13 +261,9 @@ impl Model {
         let rows: Vec<u32> = targets.iter().map(|&target| target as u32 - 1).collect();
         let labels: Vec<u32> = targets.iter().map(|&target| ids[target]).collect();
         let learned = embedding(tape, &hidden, &Tensor::from_slice(&rows, [rows.len()], &self.device)?)?;
-        let norm = self.parameter(tape, "model.language_model.norm.weight")?;
+        let norm = self.parameter(tape, &self.config.text_name("norm.weight"))?;
         let learned = rms_norm(tape, &learned, &norm, self.config.text.rms_norm_eps)?;
-        let head = match self.config.tie_word_embeddings {
-            true => EMBEDDING,
-            false => LM_HEAD,
-        };
-        let head = self.parameter(tape, head)?;
+        let head = self.parameter(tape, &self.config.output())?;
         Ok((learned, head, labels))
     }
 
@@ -296,7 +299,7 @@ impl Model {
             .map(|run| vision::forward(self, tape, run.patches, run.group))
             .collect::<Result<Vec<_>>>()?;
 
-        let embeddings = self.parameter(tape, EMBEDDING)?;
+        let embeddings = self.parameter(tape, &self.config.embedding())?;
         let mut h = embedding(tape, &embeddings, &Tensor::from_slice(ids, [ids.len()], &self.device)?)?;
         for (run, seen) in runs.iter().zip(&seen) {
             h = replace_rows(tape, &h, &seen.embeddings, run.rows.start)?;
@@ -492,7 +495,7 @@ struct Layer {
 impl Layer {
     fn new(model: &Model, tape: &mut Tape, index: usize) -> Result<Self> {
         let text = &model.config.text;
-        let name = |part: &str| format!("model.language_model.layers.{index}.{part}");
+        let name = |part: &str| model.config.text_name(&format!("layers.{index}.{part}"));
         let mut norm = |part: &str| model.parameter(tape, &name(&format!("{part}.weight")));
         let norms = [norm("input_layernorm")?, norm("post_attention_layernorm")?];
         let head_norms = [norm("self_attn.q_norm")?, norm("self_attn.k_norm")?];

@@ -230,7 +230,7 @@ impl Run {
                 error = error.max(distance(&gradient, expected));
             }
             found.push(Gradient { name: name.to_owned(), error, elements: elements.is_some() });
-            if name == qwen3_vl::weights::EMBEDDING && self.has("grad.embed") {
+            if name == model.config().embedding() && self.has("grad.embed") {
                 let width = model.config().text.hidden_size;
                 let rows = self.tensors.read_i64("grad.embed_rows")?;
                 let rows: Vec<f32> = rows

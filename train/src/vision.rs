@@ -32,8 +32,8 @@ pub(crate) fn forward(
     patches: &Patches,
     group: usize,
 ) -> Result<VisionOutput> {
-    let config = &model.config().vision;
-    patches.tokens(config)?;
+    let config = model.tower()?;
+    patches.tokens(&config.sizes())?;
     let [_, rows, cols] = patches.grid;
     let (grid, count) = ([1, rows, cols], rows * cols);
     let on_device = |values: &[f32], width: usize| Tensor::from_slice(values, [count, width], model.device());
@@ -81,7 +81,7 @@ fn interpolation(config: &VisionConfig, grid: [usize; 3]) -> Vec<f32> {
 
 /// Joins the patches of a merge block into one token. `norm_joined`: the norm is over the joined patches.
 fn merge(model: &Model, tape: &mut Tape, x: &Var, name: &str, norm_joined: bool) -> Result<Var> {
-    let config = &model.config().vision;
+    let config = model.tower()?;
     let width = config.hidden_size * config.merge_len();
     let joined = [x.value().shape().elements() / width, width];
     let norm = Norm::new(model, tape, &format!("{name}.norm"))?;
@@ -135,7 +135,7 @@ struct Block {
 
 impl Block {
     fn new(model: &Model, tape: &mut Tape, index: usize) -> Result<Self> {
-        let config = &model.config().vision;
+        let config = model.tower()?;
         let name = |part: &str| format!("model.visual.blocks.{index}.{part}");
         Ok(Self {
             heads: config.num_heads,

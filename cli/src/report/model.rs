@@ -19,7 +19,7 @@ use qwen3_vl::footprint::Workload;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::gguf::Mix;
 use qwen3_vl::preprocess::Picture;
-use qwen3_vl::{Options, Prompt, Qwen3Vl, Statistics, StopReason, Visual};
+use qwen3_vl::{LanguageModel, Options, Prompt, Statistics, StopReason, Visual};
 use serde::Serialize;
 use serde_json::json;
 use std::fs;
@@ -188,7 +188,7 @@ fn all(
 }
 
 fn answer(
-    model: &Qwen3Vl,
+    model: &LanguageModel,
     prompt: &Prompt,
     tokens: usize,
     part: &Part,

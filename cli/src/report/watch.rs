@@ -57,7 +57,7 @@ impl Thermometer {
                 return this;
             }
         };
-        this.of(|seen| seen.power_limit = monitor.power_limit());
+        this.update(|seen| seen.power_limit = monitor.power_limit());
         let begun = Instant::now();
         let watch = move || {
             while !ended.load(Ordering::Relaxed) {
@@ -83,14 +83,14 @@ impl Thermometer {
     }
 
     pub fn so_far(&self) -> Temperatures {
-        self.of(|seen| seen.clone())
+        self.update(|seen| seen.clone())
     }
 
     fn say(&self, message: String) {
-        self.of(|seen| seen.message = Some(message));
+        self.update(|seen| seen.message = Some(message));
     }
 
-    fn of<R>(&self, f: impl FnOnce(&mut Temperatures) -> R) -> R {
+    fn update<R>(&self, f: impl FnOnce(&mut Temperatures) -> R) -> R {
         f(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

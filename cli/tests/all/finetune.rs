@@ -357,13 +357,12 @@ fn quantize_aware_runs_export_what_they_have_trained() {
     use pascaline::{Device, Tensor};
     use pascaline_train::lora::LoraOptions;
     use pascaline_train::{Example, Lora, Model, QuantizeAware, Tape, data};
-    use qwen3_vl::Processor;
-    use qwen3_vl::gguf::{GgmlType, Gguf, Mix, text_plan, vision_plan};
+    use qwen3_vl::gguf::{GgmlType, Gguf, Mix, text_plan, vision_plan_of};
     use qwen3_vl::safetensors::SafeTensors;
 
     let folder = tempfile::tempdir().unwrap();
     let (model, pairs) = (fixture("qwen3-vl/tiny"), conversations(folder.path(), 4));
-    let processor = Processor::load(&model).unwrap();
+    let processor = qwen3_vl::processor(&model).unwrap();
     let examples: Vec<Example> =
         data::read(&pairs).unwrap().iter().map(|one| one.example(&processor).unwrap()).collect();
     for (option, mix, is_full, scales) in [
@@ -383,10 +382,9 @@ fn quantize_aware_runs_export_what_they_have_trained() {
         assert!(shown.contains("step 4/4"), "{shown}");
 
         // as training has it
-        let (config, images) = (&processor.config, &processor.images);
         let plans = [
-            vision_plan(&model.join("config.json"), config, images).unwrap(),
-            text_plan(&model, config, mix).unwrap(),
+            vision_plan_of(&model.join("config.json"), &processor).unwrap().unwrap(),
+            text_plan(&model, &processor.config, mix).unwrap(),
         ];
         let mut trained = Model::load(&model, &Device::Cpu).unwrap();
         trained.quantize_aware = QuantizeAware::new(&plans);

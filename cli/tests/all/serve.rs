@@ -21,11 +21,11 @@ struct Server {
 
 impl Server {
     fn start(device: &str, arguments: &[&str], faults: Option<&str>) -> Self {
-        Self::of(device, arguments, faults).0
+        Self::start_saying(device, arguments, faults).0
     }
 
     /// And what it says when it takes requests.
-    fn of(device: &str, arguments: &[&str], faults: Option<&str>) -> (Self, Value) {
+    fn start_saying(device: &str, arguments: &[&str], faults: Option<&str>) -> (Self, Value) {
         let mut command = pascaline(&["serve", "--model", TINY, "--device", device, "--port", "0", "--json"]);
         command.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1080");
         command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -139,7 +139,7 @@ fn a_lost_gpu_ends_it_with_a_status_of_its_own() {
 #[test]
 fn replicas_outlive_one_of_their_gpus() {
     let (server, found) =
-        Server::of("virtual", &["--replicas", "auto"], Some("cuGraphLaunch#0:2=700!sticky"));
+        Server::start_saying("virtual", &["--replicas", "auto"], Some("cuGraphLaunch#0:2=700!sticky"));
     let replicas = found["replicas"].as_array().expect("replicas");
     let numbers: Vec<_> =
         replicas.iter().filter_map(|device| device.as_str()).map(|device| &device[..6]).collect();

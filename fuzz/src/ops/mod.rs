@@ -9,6 +9,7 @@ mod call;
 mod gradients;
 mod plain;
 mod quantized;
+mod sparse;
 
 pub use call::Call;
 
@@ -21,7 +22,7 @@ type Op = (&'static str, fn(&mut Call) -> Result<()>);
 /// All that are called.
 fn all() -> &'static [Op] {
     static ALL: OnceLock<Vec<Op>> = OnceLock::new();
-    ALL.get_or_init(|| [plain::OPS, attention::OPS, quantized::OPS, gradients::OPS].concat())
+    ALL.get_or_init(|| [plain::OPS, attention::OPS, quantized::OPS, gradients::OPS, sparse::OPS].concat())
 }
 
 /// A call's verdict and the contents of all outputs, each with what it may differ by: an absolute and a relative part.

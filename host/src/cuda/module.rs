@@ -90,10 +90,10 @@ impl Modules {
 
     /// Whether the module has been loaded; false for a module without kernels.
     fn is_loaded(&self, module: &str) -> bool {
-        self.of(module).any(|slot| slot.kernel.get().is_some())
+        self.slots_of(module).any(|slot| slot.kernel.get().is_some())
     }
 
-    fn of(&self, module: &str) -> impl Iterator<Item = &Slot> {
+    fn slots_of(&self, module: &str) -> impl Iterator<Item = &Slot> {
         self.kernels.values().filter(move |slot| slot.info.module == module)
     }
 
@@ -112,7 +112,7 @@ impl Modules {
                 let _ = slot.kernel.set(Kernel { function: ptr::null_mut(), resources: resources.into() });
                 slot.info.module
             };
-            if let Some(module) = self.of(name).map(kernel).last() {
+            if let Some(module) = self.slots_of(name).map(kernel).last() {
                 names.lock().unwrap_or_else(PoisonError::into_inner).push(module);
             }
             return Ok(());
@@ -123,7 +123,7 @@ impl Modules {
             load_ptx(&text)?
         };
         let mut functions = Vec::new();
-        for slot in self.of(name) {
+        for slot in self.slots_of(name) {
             let symbol = CString::new(slot.info.name).unwrap_or_default();
             let mut function = ptr::null_mut();
             // SAFETY: `module` was just loaded into the current context; the name is a C string.

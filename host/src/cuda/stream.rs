@@ -67,7 +67,7 @@ impl Stream {
                 return Err(error);
             }
         };
-        Ok(Self::of(raw, counters, false))
+        Ok(Self::wrap(raw, counters, false))
     }
 
     /// A stream of another library, in the current context.
@@ -77,10 +77,10 @@ impl Stream {
     pub(crate) unsafe fn foreign(raw: sys::CUstream) -> Result<Self> {
         ensure_alive("a stream of another library")?;
         let counters = Counters::new(raw)?;
-        Ok(Self::of(raw, counters, true))
+        Ok(Self::wrap(raw, counters, true))
     }
 
-    fn of(raw: sys::CUstream, counters: Counters, is_foreign: bool) -> Self {
+    fn wrap(raw: sys::CUstream, counters: Counters, is_foreign: bool) -> Self {
         let (capture, enqueue_lock) = (Mutex::new(None), RwLock::new(()));
         Self { raw, ordinal: current(), capture, enqueue_lock, counters, is_foreign }
     }

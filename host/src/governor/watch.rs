@@ -77,10 +77,10 @@ impl Pacer {
             Device::Cuda(device) if real && !device.is_planned() => Some(watch(device)),
             _ => None,
         };
-        Self::of(watch)
+        Self::watching(watch)
     }
 
-    fn of(watch: Option<Arc<Watch>>) -> Self {
+    fn watching(watch: Option<Arc<Watch>>) -> Self {
         Self { watch, resumed: Instant::now(), paused: Duration::ZERO, seen: 0 }
     }
 
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_hot_device_paces_and_says_so() {
         let (watch, mut governor) = (Arc::new(Watch::new(None)), Governor::default());
-        let mut pacer = Pacer::of(Some(Arc::clone(&watch)));
+        let mut pacer = Pacer::watching(Some(Arc::clone(&watch)));
         pacer.pace();
         assert_eq!((pacer.paused(), pacer.events()), (Duration::ZERO, Vec::new()));
         watch.take_in(&mut governor, sample(0, 88.0, 1500), Instant::now());
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn what_was_held_is_of_the_samples_since() {
         let (watch, mut governor) = (Arc::new(Watch::new(None)), Governor::default());
-        let pacer = Pacer::of(Some(Arc::clone(&watch)));
+        let pacer = Pacer::watching(Some(Arc::clone(&watch)));
         let start = Instant::now();
         let mut take_in = |seconds, temperature, clock| {
             let at = start + Duration::from_secs(seconds);

@@ -91,7 +91,7 @@ impl DeviceBuffer {
     pub fn uninitialized(device: &CudaDevice, bytes: usize) -> Result<Self> {
         device.bind()?;
         let _lock = device.stream().lock_to_enqueue();
-        let (pool, stream) = (pool_for(device)?, StreamHandle::of(device));
+        let (pool, stream) = (pool_for(device)?, StreamHandle::new(device));
         if bytes > 0 {
             refused(bytes)?;
         }
@@ -139,7 +139,7 @@ impl DeviceBuffer {
     pub fn used_on(&self, device: &CudaDevice) -> Result<()> {
         match &self.memory.source {
             _ if self.memory.bytes == 0 => Ok(()),
-            Source::Pool { pool, .. } => pool.record_use(self.memory.address, &StreamHandle::of(device)),
+            Source::Pool { pool, .. } => pool.record_use(self.memory.address, &StreamHandle::new(device)),
             // The owner is freed in the order of the buffer's stream only, so that stream waits for the other one.
             Source::Foreign(_) | Source::Peer(_) => {
                 let used = device.event()?;

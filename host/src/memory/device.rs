@@ -19,7 +19,7 @@ pub struct StreamHandle(Arc<Stream>);
 
 impl StreamHandle {
     /// The stream that a device handle queues its work on.
-    pub fn of(device: &CudaDevice) -> Self {
+    pub fn new(device: &CudaDevice) -> Self {
         Self(Arc::clone(device.stream_handle()))
     }
 }
@@ -251,7 +251,7 @@ struct Settled {
 
 impl Upstream<StreamHandle> for Settled {
     fn allocate(&self, bytes: usize, _stream: &StreamHandle) -> Result<u64> {
-        let service = StreamHandle::of(&self.service);
+        let service = StreamHandle::new(&self.service);
         let address = MemoryPool::allocate(&self.pool, bytes, &service)?;
         // A captured stream can't wait for an event outside the graph, so the host waits for the memory's last uses here.
         if !left_out(Wait::GraphMemory)
@@ -333,7 +333,7 @@ fn new_entry(device: &CudaDevice) -> Result<Entry> {
     };
     let service = device.with_new_stream()?;
     let limit = Arc::new(Limit::new(upstream, usize::MAX));
-    let stream = StreamHandle::of(&service);
+    let stream = StreamHandle::new(&service);
     let pool = MemoryPool::new(CudaTimeline::new(&service), Box::new(Arc::clone(&limit)) as Box<_>, stream);
     let pinned = Arc::new(PinnedPool::new(&service));
     Ok(Entry { pool: Arc::new(pool), limit, service, driver_pool, pinned })
@@ -413,7 +413,7 @@ pub(super) fn pool_for(device: &CudaDevice) -> Result<Arc<DevicePool>> {
     let upstream = Settled { pool: Arc::clone(&entry.pool), service: entry.service.clone() };
     let timeline = CudaTimeline::new(&entry.service);
     let own: Arc<DevicePool> =
-        Arc::new(MemoryPool::new(timeline, Box::new(upstream) as Box<_>, StreamHandle::of(device)));
+        Arc::new(MemoryPool::new(timeline, Box::new(upstream) as Box<_>, StreamHandle::new(device)));
     let kept: crate::cuda::Kept = own.clone();
     device.stream().keep(&kept);
     Ok(own)

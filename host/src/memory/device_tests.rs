@@ -83,7 +83,7 @@ impl Rig {
     }
 
     fn handles(&self) -> [StreamHandle; 2] {
-        [A, B].map(|stream| StreamHandle::of(&self.streams[stream]))
+        [A, B].map(|stream| StreamHandle::new(&self.streams[stream]))
     }
 }
 
@@ -118,7 +118,7 @@ fn handed_over(rig: &mut Rig, wait: Wait) -> bool {
     let device = rig.streams[A].clone();
     let segments = if wait == Wait::ReadyQuery { 2 } else { 1 };
     let upstream = Limit::new(PlainMemory::new(&device), segments * SEGMENT);
-    let service = StreamHandle::of(&device.with_new_stream().unwrap());
+    let service = StreamHandle::new(&device.with_new_stream().unwrap());
     let pool = MemoryPool::new(CudaTimeline::new(&device), upstream, service);
     let block = pool.allocate(SEGMENT, &a).unwrap();
     let (first, second) = if wait == Wait::OtherUses { (B, A) } else { (A, B) };
@@ -160,7 +160,7 @@ fn hand_overs_keep_every_blocks_pattern() {
     let wanted: usize = env::var("PASCALINE_HAND_OVERS").ok().and_then(|n| n.parse().ok()).unwrap_or(default);
     let device = &rig.streams[A];
     let upstream = Limit::new(PlainMemory::new(device), SEGMENT);
-    let service = StreamHandle::of(&device.with_new_stream().unwrap());
+    let service = StreamHandle::new(&device.with_new_stream().unwrap());
     let pool = MemoryPool::new(CudaTimeline::new(device), upstream, service);
     let handles = rig.handles();
     let rest = pool.allocate(SEGMENT - BLOCK, &handles[A]).unwrap(); // leaves room for one block

@@ -33,25 +33,6 @@ pub fn peak_of_the_process() -> Option<usize> {
     reported("/proc/self/status", "VmHWM:")
 }
 
-/// Makes the C library return large freed blocks of host memory to the system at once. glibc otherwise keeps freed blocks of
-/// up to 32 MB in each thread's arena, so a process that many threads allocate in may hold far more than it uses.
-pub fn return_freed() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        unsafe extern "C" {
-            fn mallopt(parameter: std::ffi::c_int, value: std::ffi::c_int) -> std::ffi::c_int;
-        }
-        const M_MMAP_THRESHOLD: std::ffi::c_int = -3;
-        const M_ARENA_MAX: std::ffi::c_int = -8;
-        // SAFETY: the declaration is that of glibc's malloc.h, which this target has. It takes two integers, locks the
-        // allocator's state, and leaves blocks that are allocated as they are.
-        unsafe {
-            mallopt(M_MMAP_THRESHOLD, 4 << 20);
-            mallopt(M_ARENA_MAX, 4);
-        }
-    }
-}
-
 /// The bytes on a line such as `MemTotal: 16 kB` of a file of the system.
 fn reported(file: &str, name: &str) -> Option<usize> {
     let text = std::fs::read_to_string(file).ok()?;

@@ -240,14 +240,14 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
     /// ```compile_fail,E0133
     /// # use pascaline::memory::{StreamHandle, Upstream};
     /// # fn dangle(gpu: &pascaline::cuda::CudaDevice, address: u64) -> pascaline::Result<()> {
-    /// pascaline::memory::pool(gpu)?.upstream().free(address, 4, &StreamHandle::of(gpu))
+    /// pascaline::memory::pool(gpu)?.upstream().free(address, 4, &StreamHandle::new(gpu))
     /// # }
     /// ```
     ///
     /// ```compile_fail,E0133
     /// # use pascaline::memory::{PlainMemory, StreamHandle, Upstream};
     /// # fn dangle(gpu: &pascaline::cuda::CudaDevice, address: u64) -> pascaline::Result<()> {
-    /// PlainMemory::new(gpu).free(address, 4, &StreamHandle::of(gpu))
+    /// PlainMemory::new(gpu).free(address, 4, &StreamHandle::new(gpu))
     /// # }
     /// ```
     pub unsafe fn free(&self, address: u64, bytes: usize) -> Result<()> {

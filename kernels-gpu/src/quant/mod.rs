@@ -38,7 +38,7 @@ pub use formats::{FORMATS, Format};
 
 use cuda_std::KernelParams;
 
-/// The parameters of the products of quantised rows: y = act(x·wᵀ + bias) + residual. The [formats](formats) say how w is
+/// The parameters of the products of quantised rows: y = act(x·wᵀ + bias) + residual. The [formats] say how w is
 /// laid out.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]

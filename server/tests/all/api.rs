@@ -389,7 +389,7 @@ fn a_full_queue_refuses() {
     let one = BatchOptions { max_sequences: 1, ..BatchOptions::for_model(&model).expect("room") };
     let worker = Worker::start_with(model, 1, one).expect("a thread");
     let limits = Limits { time: PATIENCE, ..Limits::for_context(16_000) };
-    let server = Server::of(worker, Config { limits, ..config() });
+    let server = Server::start_with(worker, Config { limits, ..config() });
     let long = with(question("Go on"), json!({ "max_tokens": 15_000, "ignore_eos": true, "stream": true }));
     let mut first = server.raw(CHAT, &long.to_string());
     read_until(&mut first, "data: ");

@@ -218,7 +218,7 @@ const ROLE: &str = "PASCALINE_HOSTILE_SERVER";
 fn serve_the_attacked() {
     let worker = Worker::start_with(model(&Device::Cpu), 256, BatchOptions::with_room(40_000)).unwrap();
     let limits = Limits { memory: MEMORY, time: Duration::from_secs(30), ..Limits::for_context(4096) };
-    let server = Server::of(worker, Config { limits, ..config() });
+    let server = Server::start_with(worker, Config { limits, ..config() });
     println!("\nlistening {}", server.address);
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }

@@ -8,7 +8,7 @@ use pascaline_server::{Config, End, Limits};
 use qwen3_vl::batch::{Batch, BatchOptions, KeyedPrompt};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::sampling::Constraint;
-use qwen3_vl::{Options, Qwen3Vl};
+use qwen3_vl::{LanguageModel, Options};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::thread;
@@ -67,7 +67,7 @@ fn options() -> BatchOptions {
 }
 
 /// Memory for the model and the pages of one batch, but not for those of two.
-fn limit_memory(model: &Qwen3Vl) {
+fn limit_memory(model: &LanguageModel) {
     let Device::Cuda(cuda) = model.device() else { return };
     let pool = memory::pool(cuda).unwrap();
     let batch = Batch::new(model, options()).unwrap();
@@ -88,7 +88,7 @@ fn answers_that_run_end_and_others_come() {
         limit_memory(&model);
         let worker = Arc::new(Worker::start_with(model, 8, options()).unwrap());
         let limits = Limits { time: PATIENCE, ..Limits::for_context(16_000) };
-        let server = Server::of(Arc::clone(&worker), Config { limits, ..config() });
+        let server = Server::start_with(Arc::clone(&worker), Config { limits, ..config() });
         let mut small = question("Hi");
         small["max_tokens"] = json!(4);
         let expected = server.chat(&small)["choices"].clone();
@@ -147,7 +147,7 @@ fn a_server_that_can_not_go_on_ends() {
     let worker = Arc::new(Worker::start_with(model, 8, options()).unwrap());
     let (first, mut its_events) = job(&worker, Bug::AtToken(3));
     let (second, mut others) = job(&worker, Bug::AtItsEnd);
-    let server = Server::of(Arc::clone(&worker), config());
+    let server = Server::start_with(Arc::clone(&worker), config());
     worker.submit(vec![first, second]).unwrap();
     assert!(matches!(end(&mut its_events), Event::Failed(Failure::Panicked)));
     assert!(matches!(end(&mut others), Event::Failed(Failure::Panicked)));

@@ -75,7 +75,7 @@ fn replicas_share_requests_and_outlive_each_other() {
     let devices = [0, 1].map(|number| Device::virtual_gpu_number(number).expect("a virtual GPU"));
     let options = BatchOptions { max_sequences: 2, ..BatchOptions::with_room(4000) };
     let replicas = devices.iter().map(|device| (model(device), options)).collect();
-    let server = Server::of(Worker::start_replicas(replicas, 8).expect("threads"), config());
+    let server = Server::start_with(Worker::start_replicas(replicas, 8).expect("threads"), config());
     assert_eq!(server.health_of_replicas(), (200, "ok".into(), vec!["ok".into(), "ok".into()]));
 
     // A request goes to the replica that is not busy, and what follows it to where its beginning is.

@@ -35,7 +35,7 @@ fn answers_together_are_those_alone() {
                 .unwrap()
         })
         .collect();
-    let worker = Worker::start(model, 40).unwrap();
+    let worker = Worker::start(model.into(), 40).unwrap();
     let (leaving, gone): (Vec<_>, Vec<_>) =
         prompts[..5].iter().map(|prompt| job(&worker, prompt, 3000)).unzip();
     worker.submit(leaving).unwrap();

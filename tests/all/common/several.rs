@@ -4,12 +4,12 @@ use pascaline::Device;
 use pascaline_virtual_gpu::{Config, GTX1060, GTX1080, MX330, configure, take_findings};
 use qwen3_vl::batch::{Batch, BatchOptions, Event};
 use qwen3_vl::generate::user_turn;
-use qwen3_vl::{Checkpoint, LoadOptions, Options, Placement, Qwen3Vl, Visual};
+use qwen3_vl::{Checkpoint, LanguageModel, LoadOptions, Options, Placement, Visual};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Answers to a short question, one about a picture, and a long one of so many words, whose parts pass beside running answers.
-pub fn together(whys: usize, model: &Qwen3Vl) -> Vec<Vec<u32>> {
+pub fn together(whys: usize, model: &LanguageModel) -> Vec<Vec<u32>> {
     let mut options = BatchOptions::with_room(2048);
     options.prompt_tokens = 32;
     let mut batch = Batch::new(model, options).unwrap();
@@ -48,15 +48,15 @@ pub fn no_findings(what: &str) {
 }
 
 /// The tiny model on these devices.
-pub fn load(placement: &Placement) -> Qwen3Vl {
+pub fn load(placement: &Placement) -> LanguageModel {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny");
     let checkpoint = Checkpoint::open(tiny, None).unwrap();
     let options = LoadOptions::for_device(placement.first());
-    Qwen3Vl::load_placed(&checkpoint, None, placement, options, |_| {}).unwrap()
+    LanguageModel::load_placed(&checkpoint, None, placement, options, |_| {}).unwrap()
 }
 
 /// A short answer, or why there is none.
-pub fn answer(model: &Qwen3Vl) -> pascaline::Result<Vec<u32>> {
+pub fn answer(model: &LanguageModel) -> pascaline::Result<Vec<u32>> {
     let options = Options { max_new_tokens: 6, stop_at_eos: false, ..Options::default() };
     model.generate(&[], "Hello", &options).map(|output| output.ids)
 }

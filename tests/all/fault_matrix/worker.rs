@@ -288,9 +288,9 @@ impl Scene {
         const BYTES: usize = 3 << 20;
         let (service, other) = (self.device.with_new_stream()?, self.device.with_new_stream()?);
         let upstream = Limit::new(PlainMemory::new(&self.device), 8 << 20);
-        let pool = MemoryPool::new(CudaTimeline::new(&service), upstream, StreamHandle::of(&service));
+        let pool = MemoryPool::new(CudaTimeline::new(&service), upstream, StreamHandle::new(&service));
         let take = |device: &CudaDevice| -> Result<_> {
-            let address = pool.allocate(BYTES, &StreamHandle::of(device))?;
+            let address = pool.allocate(BYTES, &StreamHandle::new(device))?;
             let pool = &pool;
             // SAFETY: allocated above for this value alone, and no work uses it.
             Ok(Taken(move || unsafe { pool.free(address, BYTES) }.expect("it is live")))

@@ -193,7 +193,7 @@ macro_rules! butterfly {
             unsafe fn halves_of_lanes(self, word: u32, width: u32) -> (u32, u32) {
                 let mut own = word;
                 let other;
-                // SAFETY: as in `halves`.
+                // SAFETY: the caller promises that all lanes are here, with one width; the anchor keeps them together.
                 unsafe {
                     anchor();
                     steps!(

@@ -148,7 +148,7 @@ impl<T: Word> Shared<T> {
         self,
     ) -> [T; 4] {
         let (a, b, c, d);
-        // SAFETY: as in `get4`.
+        // SAFETY: the elements are in the array, were written before a barrier and are aligned, as the caller promises.
         unsafe {
             asm!(
                 "ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}+{offset}];",
@@ -168,7 +168,7 @@ impl<T: Word> Shared<T> {
     #[gpu_only]
     #[inline(always)]
     pub unsafe fn set_at<const ROW: u32, const STRIDE: u32>(self, value: T) {
-        // SAFETY: as in `set`.
+        // SAFETY: the element is in the array and no other thread accesses it before a barrier, as the caller promises.
         unsafe {
             asm!(
                 "st.shared.b32 [{address}+{offset}], {bits};",

@@ -9,8 +9,6 @@ use pascaline_train::lora::{LoraOptions, is_of_vision};
 use pascaline_train::model::Frozen;
 use pascaline_train::optimizer::{Method, Schedule};
 use pascaline_train::{Example, Lora, Model, Optimizer, reference};
-use qwen3_vl::config::Config;
-use qwen3_vl::weights::expected;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -42,8 +40,8 @@ fn plans_are_bounds_of_what_steps_allocate() {
     let device = Device::cuda_or_virtual().unwrap();
     let (tiny, runs) = (fixture("qwen3-vl/tiny"), reference::load(&fixture("qwen3-vl-train/tiny")).unwrap());
     let examples: Vec<Example> = runs.iter().map(|run| run.example().unwrap()).collect();
-    let config = Config::load(&tiny).unwrap();
-    let shapes = expected(&config);
+    let config = qwen3_vl::config::load(&tiny).unwrap();
+    let shapes = config.tensors();
     let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
     let lora = LoraOptions {
         rank: 4,

@@ -9,7 +9,7 @@ pub mod process;
 use pascaline::Device;
 use pascaline_server::worker::Worker;
 use pascaline_server::{Config, End, Limits, Stop, run};
-use qwen3_vl::{ControlTokens, LoadOptions, Options, Qwen3Vl};
+use qwen3_vl::{ControlTokens, LanguageModel, LoadOptions, Options, Qwen3Vl};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,9 +27,9 @@ pub fn tiny() -> PathBuf {
 }
 
 /// The tiny model in f32.
-pub fn model(device: &Device) -> Qwen3Vl {
+pub fn model(device: &Device) -> LanguageModel {
     let options = LoadOptions { dtype: pascaline::DType::F32, ..LoadOptions::for_device(device) };
-    Qwen3Vl::load_with(tiny(), device, options, |_| {}).expect("the fixture loads")
+    Qwen3Vl::load_with(tiny(), device, options, |_| {}).expect("the fixture loads").into()
 }
 
 pub fn config() -> Config {
@@ -58,11 +58,11 @@ impl Server {
         Self::with(model(&Device::Cpu), 256, config)
     }
 
-    pub fn with(model: Qwen3Vl, queue: usize, config: Config) -> Self {
-        Self::of(Worker::start(model, queue).expect("a thread"), config)
+    pub fn with(model: LanguageModel, queue: usize, config: Config) -> Self {
+        Self::start_with(Worker::start(model, queue).expect("a thread"), config)
     }
 
-    pub fn of(worker: impl Into<Arc<Worker>>, config: Config) -> Self {
+    pub fn start_with(worker: impl Into<Arc<Worker>>, config: Config) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("its address");
         let (stop, stopped) = unbounded_channel();

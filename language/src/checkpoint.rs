@@ -1,0 +1,275 @@
+//! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
+
+use super::adapter::{ADAPTER_TENSORS, Adapter};
+use super::config::{Config, VISION};
+use super::footprint::Storage;
+use super::gguf::{self, DeviceStorage, GgmlType, Gguf, Tensors};
+use super::json::{self, Fields, MAX_CONFIG, bad};
+use super::model::LoadOptions;
+use super::processor::Processor;
+use super::seam::{Model, Models};
+use super::weights::Weights;
+use pascaline::{DType, Device, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The files, other than weights, of a safetensors checkpoint. A checkpoint has at least some of them.
+pub const SMALL_FILES: [&str; 8] = [
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// A model's files, opened far enough to know its sizes.
+///
+#[derive(Debug)]
+pub struct Checkpoint {
+    models: Models,
+    files: Files,
+    /// The adapter and its folder.
+    adapter: Option<(Arc<Adapter>, PathBuf)>,
+}
+
+#[derive(Debug)]
+enum Files {
+    Directory(PathBuf),
+    /// Without a vision file if the model is of text alone.
+    Gguf {
+        text: Arc<Gguf>,
+        vision: Option<Arc<Gguf>>,
+    },
+}
+
+impl Checkpoint {
+    /// One of `models`: a directory as published, a GGUF file (the text model's, of a split one the first), or a directory with one such
+    /// file. Its vision file (mmproj) is `mmproj`, or if not given the one in the same folder that fits.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong in it; also if `path` is a
+    /// checkpoint's directory and `mmproj` is given, as that has a vision tower of its own.
+    pub fn open(models: Models, path: impl AsRef<Path>, mmproj: Option<&Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let path = match path.is_dir() && !path.join("config.json").exists() {
+            true => &*only_model(path)?,
+            false => path,
+        };
+        if !is_gguf(path) {
+            return match mmproj {
+                None => Ok(Self { models, files: Files::Directory(path.to_owned()), adapter: None }),
+                Some(mmproj) => {
+                    let reason =
+                        "belongs to a GGUF file; the model is a directory with a vision tower of its own";
+                    Err(bad(mmproj, None, reason))
+                }
+            };
+        }
+        let text = Gguf::open(path)?;
+        let vision = match (gguf_model(models, &text)?, mmproj) {
+            (_, Some(mmproj)) => Some(Gguf::open(mmproj)?),
+            (model, None) => model.vision_file(&text)?,
+        };
+        let (text, vision) = (Arc::new(text), vision.map(Arc::new));
+        Ok(Self { models, files: Files::Gguf { text, vision }, adapter: None })
+    }
+
+    /// Takes an adapter in PEFT's files (a folder with `adapter_config.json`). It is merged into the matrices while they are
+    /// loaded; quantised ones stay as they are, with its change computed beside them.
+    ///
+    /// # Errors
+    /// As [`Adapter::load`].
+    pub fn with_adapter(self, dir: &Path) -> Result<Self> {
+        Ok(Self { adapter: Some((Arc::new(Adapter::load(dir)?), dir.to_owned())), ..self })
+    }
+
+    /// The directory, or the text model's file.
+    pub fn path(&self) -> &Path {
+        match &self.files {
+            Files::Directory(dir) => dir,
+            Files::Gguf { text, .. } => text.path(),
+        }
+    }
+
+    /// The text file and, if the model sees, the vision file, if the model is in GGUF files.
+    pub fn gguf(&self) -> Option<(&Gguf, Option<&Gguf>)> {
+        match &self.files {
+            Files::Directory(_) => None,
+            Files::Gguf { text, vision } => Some((text, vision.as_deref())),
+        }
+    }
+
+    fn gguf_files(&self) -> impl Iterator<Item = &Gguf> {
+        self.gguf().into_iter().flat_map(|(text, vision)| [Some(text), vision]).flatten()
+    }
+
+    /// The model's configuration.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and the field or key.
+    pub fn config(&self) -> Result<Config> {
+        match &self.files {
+            Files::Directory(dir) => directory_config(self.models, dir),
+            Files::Gguf { text, vision } => {
+                gguf_model(self.models, text)?.gguf_config(text, vision.as_deref())
+            }
+        }
+    }
+
+    /// Everything that needs no weights.
+    ///
+    /// # Errors
+    /// As [`config`](Self::config).
+    pub fn processor(&self) -> Result<Processor> {
+        match &self.files {
+            Files::Directory(dir) => Processor::load_directory(dir, self.config()?),
+            Files::Gguf { text, vision } => gguf::processor(text, vision.as_deref(), self.config()?),
+        }
+    }
+
+    /// Whether matrices are quantised in the text model's file.
+    pub fn is_quantized(&self) -> bool {
+        let Some((text, _)) = self.gguf() else { return false };
+        let mut tensors = text.files().iter().flat_map(|container| container.tensors().values());
+        tensors.any(|info| DeviceStorage::from(info.ty).format().is_some())
+    }
+
+    /// The options of [`LoadOptions::for_device`]; on the CPU with f16 if a GGUF model has no other floating-point matrices.
+    /// They lose nothing, and a token reads half as many bytes as in f32.
+    pub fn usual_options(&self, device: &Device) -> LoadOptions {
+        let usual = LoadOptions::for_device(device);
+        let files = self.gguf_files().flat_map(Gguf::files);
+        // position embeddings are read into host memory, as f32
+        let tensors =
+            files.flat_map(|file| file.tensors()).filter(|(name, _)| *name != "v.position_embd.weight");
+        let matrices = tensors.map(|(_, info)| info).filter(|info| info.shape.len() > 1);
+        let mut plain =
+            matrices.filter(|info| DeviceStorage::from(info.ty) == DeviceStorage::Plain).peekable();
+        let is_f16 = plain.peek().is_some() && plain.all(|info| info.ty == GgmlType::F16);
+        if is_f16 { LoadOptions { dtype: DType::F16, ..usual } } else { usual }
+    }
+
+    /// The storage on the device of the matrix with a published name.
+    pub fn storage(&self, config: &Config, options: &LoadOptions, published: &str) -> Storage {
+        let vision = options.vision_matrices.filter(|_| published.starts_with(VISION));
+        let options =
+            &vision.map_or(*options, |matrices| matrices.apply(LoadOptions { quantize: None, ..*options }));
+        if let Some(format) = options.quantize {
+            return Storage::Quantized(format);
+        }
+        let kept = || {
+            let name = gguf::gguf_name(published, config)?;
+            Some(self.gguf_files().find_map(|file| file.tensor(&name))?.ty)
+        };
+        let ty = if options.keep_quantized { kept() } else { None };
+        match ty.map_or(DeviceStorage::Plain, DeviceStorage::from) {
+            DeviceStorage::Plain => Storage::Float(options.dtype),
+            DeviceStorage::AsIs(format) => Storage::Stored(format),
+            DeviceStorage::Converted(format) => Storage::Quantized(format),
+        }
+    }
+
+    /// Bytes that an adapter beside quantised matrices takes: its tensors, and the inputs and outputs of the widest changed matrix
+    /// for a pass of a prompt. B of stacked matrices has a column for each one's rank.
+    pub fn adapter_bytes(&self, config: &Config, options: &LoadOptions) -> usize {
+        let Some((adapter, _)) = &self.adapter else { return 0 };
+        let (mut tensors, mut widest) = (0, 0);
+        for (module, low) in adapter.maps() {
+            let stacked = match module.rsplit('.').next() {
+                Some("q_proj" | "k_proj" | "v_proj") => 3,
+                Some("gate_proj" | "up_proj") => 2,
+                _ => 1,
+            };
+            let [n, k] = low.shape;
+            if !matches!(self.storage(config, options, &format!("{module}.weight")), Storage::Float(_)) {
+                tensors += adapter.rank() * (k + n * stacked);
+                // the normed input, the change and the product before the activation
+                widest = widest.max(k + 2 * n * stacked);
+            }
+        }
+        (tensors + options.tokens_per_pass * widest) * DType::F32.size()
+    }
+
+    /// Its tensors, as [`Weights::open`].
+    pub(crate) fn weights(&self, config: &Config, dtype: DType, device: &Device) -> Result<Weights> {
+        let weights = match &self.files {
+            Files::Directory(dir) => Weights::open(dir, config, dtype, device),
+            Files::Gguf { text, vision } => {
+                let tensors = Tensors::new(Arc::clone(text), vision.clone(), config)?;
+                Weights::of_gguf(tensors, dtype, device)
+            }
+        }?;
+        match &self.adapter {
+            Some((adapter, dir)) => weights.adapted(Arc::clone(adapter), &dir.join(ADAPTER_TENSORS)),
+            None => Ok(weights),
+        }
+    }
+}
+
+/// The configuration of the model in a directory as published.
+///
+/// # Errors
+/// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field; for a model that is none of `models` with the list.
+pub fn directory_config(models: Models, dir: &Path) -> Result<Config> {
+    let file = dir.join("config.json");
+    config(models, &file, &json::read_bytes(&file, MAX_CONFIG)?)
+}
+
+/// As [`directory_config`], of the bytes of a `config.json`; errors call it `file`.
+///
+/// # Errors
+/// As [`directory_config`].
+pub fn config(models: Models, file: &Path, bytes: &[u8]) -> Result<Config> {
+    let map = json::parse_object(file, bytes)?;
+    let top = Fields::new(file, "", &map);
+    let found = top.str("model_type")?;
+    match models.iter().find(|model| Some(model.model_type()) == found) {
+        Some(model) => model.config(top),
+        None => {
+            let known: Vec<_> = models.iter().map(|model| format!("\"{}\"", model.model_type())).collect();
+            let reason = format!("{} is not {}", found.unwrap_or("nothing"), known.join(" or "));
+            Err(top.bad("model_type", reason))
+        }
+    }
+}
+
+/// The model of a text file.
+fn gguf_model(models: Models, text: &Gguf) -> Result<&'static dyn Model> {
+    let (metadata, key) = (text.metadata(), "general.architecture");
+    let found = metadata.required(key, metadata.str(key)?)?;
+    models.iter().copied().find(|model| model.architecture() == found).ok_or_else(|| {
+        let known: Vec<_> = models.iter().map(|model| format!("\"{}\"", model.architecture())).collect();
+        metadata.bad(key, format!("\"{found}\" is not supported, only {}", known.join(" and ")))
+    })
+}
+
+/// Whether a path names a GGUF file, existing or not, and no directory.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.is_file() || (!path.is_dir() && path.extension().is_some_and(|extension| extension == "gguf"))
+}
+
+/// The text model's GGUF file in a folder, if it has exactly one; the folder itself, if it has none.
+fn only_model(folder: &Path) -> Result<PathBuf> {
+    let unreadable = |error: std::io::Error| bad(folder, None, error.to_string());
+    let mut models = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let file = entry.map_err(unreadable)?.path();
+        let name = file.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        if name.ends_with(".gguf") && !name.contains("mmproj") && !gguf::is_later_part(&file) {
+            models.push(file);
+        }
+    }
+    models.sort();
+    match &models[..] {
+        [] => Ok(folder.to_owned()),
+        [only] => Ok(only.clone()),
+        several => {
+            let names: Vec<_> = several.iter().map(|file| file.display().to_string()).collect();
+            Err(bad(folder, None, format!("has {} models; name one: {}", names.len(), names.join(", "))))
+        }
+    }
+}

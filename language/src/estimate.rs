@@ -1,0 +1,117 @@
+//! Estimates how fast a model would answer on a card, from sizes and data-sheet rates. This helps to choose a type before
+//! anything is downloaded; `bench` and `generate` measure.
+//!
+//! Decoding reads every weight once for each token, so it is bound by memory; prompts and pictures are products with many
+//! rows, bound by arithmetic. The shares of the peak rates are those that the kernels reach on an H200 and in the virtual
+//! GPU's cost model; no Pascal card has confirmed them.
+
+use super::config::{Config, VISION};
+use super::fit::Choice;
+use super::footprint::{Footprint, Storage, Workload};
+use super::seam::VisionPlace;
+use pascaline::quant::QuantTensor;
+use pascaline::{DType, Result};
+
+/// The peak rates of a card.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peaks {
+    /// Floating-point operations per second in f32, a multiply-add counted as two.
+    pub flops: f64,
+    /// Bytes of device memory per second.
+    pub memory: f64,
+    /// Bytes per second from host memory.
+    pub host: f64,
+}
+
+/// The estimated time of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Estimate {
+    /// Seconds to the first token, the picture included.
+    pub first_token: f64,
+    /// Tokens per second after the first.
+    pub tokens_per_second: f64,
+}
+
+/// Reached share of peak memory bandwidth while weights are read.
+const MEMORY_SHARE: f64 = 0.75;
+/// Reached share of peak multiply-adds in floating-point products.
+const FLOAT_SHARE: f64 = 0.7;
+/// Reached share of peak dp4a rate (four multiply-adds each) in quantised products.
+const QUANT_SHARE: f64 = 0.5;
+/// Reached share of peak multiply-adds in attention.
+const ATTENTION_SHARE: f64 = 0.6;
+/// Seconds per kernel in a replayed graph.
+const SECONDS_PER_KERNEL: f64 = 2.5e-6;
+
+/// The estimate for given load options; `storage` as for [`Planned`](super::footprint::Planned).
+///
+/// # Errors
+/// As [`Planned`](super::footprint::Planned).
+pub fn estimate(
+    config: &Config,
+    choice: &Choice,
+    storage: &dyn Fn(&str) -> Storage,
+    work: &Workload,
+    peaks: &Peaks,
+) -> Result<Estimate> {
+    let text = &config.text;
+    let vision = config.vision.as_ref().map(|vision| vision.sizes());
+    let (mut per_token, mut prompt, mut picture, mut tower) = (0.0, 0.0, 0.0, 0.0);
+    let seconds = |storage: Storage, elements: f64, rows: usize| {
+        let share = match storage {
+            Storage::Float(_) => FLOAT_SHARE,
+            Storage::Stored(_) | Storage::Quantized(_) => 4.0 * QUANT_SHARE,
+        };
+        2.0 * elements * rows as f64 / (share * peaks.flops)
+    };
+    for (name, shape) in config.tensors() {
+        let [rows, rest @ ..] = &shape[..] else { continue };
+        let width: usize = rest.iter().product();
+        if rest.is_empty() || name.contains("pos_embed") {
+            continue; // vectors, and a table in host memory
+        }
+        let (of, elements) = (storage(&name), (rows * width) as f64);
+        let bytes = match of {
+            Storage::Float(dtype) => elements * dtype.size() as f64,
+            Storage::Stored(format) | Storage::Quantized(format) => {
+                QuantTensor::part_bytes(format, [*rows, width])?.iter().sum::<usize>() as f64
+            }
+        };
+        if let Some(vision) = vision.filter(|_| name.starts_with(VISION)) {
+            // mergers read four patches per row
+            let rows =
+                if name.contains("merger") { work.patches / vision.merge_len().max(1) } else { work.patches };
+            picture += seconds(of, elements, rows);
+            tower += bytes;
+            continue;
+        }
+        let is_table = name == config.embedding() && !config.tie_word_embeddings;
+        per_token += if is_table { 0.0 } else { bytes };
+        let is_vocabulary = rows == &text.vocab_size;
+        prompt += if is_vocabulary { 0.0 } else { seconds(of, elements, work.prompt) };
+    }
+    let attention = |pairs: f64, width: usize, layers: usize| {
+        4.0 * pairs * width as f64 * layers as f64 / (ATTENTION_SHARE * peaks.flops)
+    };
+    let layers = text.num_hidden_layers;
+    let width = text.num_attention_heads * text.head_dim;
+    prompt += attention((work.prompt as f64).powi(2) / 2.0, width, layers);
+    picture += vision
+        .map_or(0.0, |vision| attention((work.patches as f64).powi(2), vision.hidden_size, vision.depth));
+    if choice.options.vision == VisionPlace::Streamed && work.patches > 0 {
+        picture = picture.max(tower / peaks.host);
+    }
+
+    let Footprint { cache, launches, .. } = choice.footprint;
+    let resident = choice.options.gpu_layers.unwrap_or(layers).min(layers);
+    let vocabulary = (text.vocab_size * text.hidden_size * DType::F16.size()) as f64;
+    let in_layers = (per_token - vocabulary.min(per_token)).max(0.0);
+    let streamed = in_layers * (layers - resident) as f64 / layers.max(1) as f64;
+    let passes = work.prompt.div_ceil(choice.options.tokens_per_pass.max(1)) as f64;
+    let from_memory = (per_token + cache as f64) / (MEMORY_SHARE * peaks.memory);
+    let token = from_memory.max(streamed / peaks.host) + SECONDS_PER_KERNEL * launches as f64;
+    Ok(Estimate {
+        first_token: picture + prompt.max(passes * streamed / peaks.host) + token,
+        tokens_per_second: 1.0 / token,
+    })
+}

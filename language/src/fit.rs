@@ -1,0 +1,225 @@
+//! Finds load options with which a model fits a GPU: the first of a list of candidates whose planned memory is within a
+//! limit.
+//!
+//! The candidates are in the order of their cost to the user: those that keep the answer bit for bit before those that
+//! round more, and fast ones before slow ones.
+
+use super::batch::{BatchOptions, PAGE};
+use super::config::Config;
+use super::footprint::{Footprint, Gpu, Planned, Storage, Workload};
+use super::model::{LoadOptions, Matrices};
+use super::seam::VisionPlace;
+use pascaline::kv::KvFormat;
+use pascaline::quant::Format;
+use pascaline::{Error, Result};
+
+/// The options that the user gave; `None` is open.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked {
+    /// The type of matrices: in floating point or quantised.
+    pub matrices: Option<Matrices>,
+    /// The cache's format.
+    pub cache: Option<KvFormat>,
+    /// Layers that stay on the GPU.
+    pub gpu_layers: Option<usize>,
+    /// Where the vision tower is.
+    pub vision: Option<VisionPlace>,
+    /// The type of its matrices.
+    pub vision_matrices: Option<Matrices>,
+}
+
+impl Asked {
+    /// `usual` with the options that were given.
+    pub fn apply(&self, usual: LoadOptions) -> LoadOptions {
+        let options = self.matrices.map_or(usual, |matrices| matrices.apply(usual));
+        LoadOptions {
+            cache: self.cache.unwrap_or(usual.cache),
+            gpu_layers: self.gpu_layers,
+            vision: self.vision.unwrap_or(usual.vision),
+            vision_matrices: self.vision_matrices,
+            ..options
+        }
+    }
+}
+
+/// Load options that fit.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// How to load.
+    pub options: LoadOptions,
+    /// The memory that it takes.
+    pub footprint: Footprint,
+}
+
+impl Choice {
+    /// Peak use of the GPU's memory in bytes, without the context.
+    pub fn peak(&self) -> usize {
+        self.footprint.peak
+    }
+}
+
+/// A model whose memory is planned.
+#[derive(Clone, Copy)]
+pub struct Model<'a> {
+    /// Its sizes.
+    pub config: &'a Config,
+    /// Whether its matrices are quantised in its files, and stay so if no type is given.
+    pub is_quantized: bool,
+    /// The storage of the matrix with a published name.
+    pub storage: &'a dyn Fn(&LoadOptions, &str) -> Storage,
+    /// Bytes of an adapter beside the matrices.
+    pub adapter: &'a dyn Fn(&LoadOptions) -> usize,
+}
+
+impl Model<'_> {
+    /// The planned memory for given load options.
+    ///
+    /// # Errors
+    /// As [`Planned::footprint`].
+    pub fn plan(&self, options: LoadOptions, work: &Workload, gpu: &Gpu) -> Result<Choice> {
+        let storage = |name: &str| (self.storage)(&options, name);
+        let gpu = self.beside_adapter(&options, gpu);
+        let planned = Planned { config: self.config, storage: &storage, options: &options };
+        Ok(Choice { options, footprint: planned.footprint(work, None, &gpu)? })
+    }
+
+    /// A GPU of whose memory an adapter has its part.
+    fn beside_adapter(&self, options: &LoadOptions, gpu: &Gpu) -> Gpu {
+        Gpu { beside_pool: gpu.beside_pool + (self.adapter)(options), ..*gpu }
+    }
+
+    /// Plans as many pages as fit within `limit` bytes of the GPU's memory, at most those of `batch`. Returns the number
+    /// and the memory in use then; `options` is how the model is loaded.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if there is no room for the pages of one request of `work.context` tokens.
+    pub fn fit_pages(
+        &self,
+        options: &LoadOptions,
+        work: &Workload,
+        batch: BatchOptions,
+        gpu: &Gpu,
+        limit: usize,
+    ) -> Result<(BatchOptions, Footprint)> {
+        let storage = |name: &str| (self.storage)(options, name);
+        let limited = Gpu { memory: limit, ..self.beside_adapter(options, gpu) };
+        let planned = Planned { config: self.config, storage: &storage, options };
+        let plan = |pages| {
+            let batch = BatchOptions { pages, ..batch };
+            match planned.footprint(work, Some(&batch), &limited) {
+                Ok(footprint) => Ok(Some((batch, footprint))),
+                Err(Error::OutOfMemory { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let least = work.context.div_ceil(PAGE).max(1);
+        let Some(mut fits) = plan(least)? else {
+            let tokens = work.context;
+            return Err(Error::Unsupported {
+                op: "fit",
+                argument: "memory",
+                value: format!("{} MiB", limit >> 20),
+                reason: format!("{tokens} tokens of {} requests do not fit", batch.max_sequences),
+            });
+        };
+        let (mut from, mut to) = (least + 1, batch.pages.max(least) + 1);
+        while from < to {
+            let pages = from + (to - from) / 2;
+            match plan(pages)? {
+                Some(found) => (fits, from) = (found, pages + 1),
+                None => to = pages,
+            }
+        }
+        Ok(fits)
+    }
+
+    /// The first candidate that takes no more than `limit` bytes of the GPU's memory; `usual` is what is loaded if no
+    /// option is given and everything fits.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if nothing fits; it says how much the smallest candidate takes.
+    pub fn fit(
+        &self,
+        usual: LoadOptions,
+        asked: &Asked,
+        work: &Workload,
+        gpu: &Gpu,
+        limit: usize,
+    ) -> Result<Choice> {
+        let limited = Gpu { memory: limit, ..*gpu };
+        let plan = |options| match self.plan(options, work, &limited) {
+            Err(Error::OutOfMemory { .. }) => Ok(None),
+            choice => choice.map(Some),
+        };
+        let ways = self.ways(usual, asked);
+        for &options in &ways {
+            if let Some(choice) = plan(options)? {
+                return Ok(choice);
+            }
+        }
+        // For the candidate that takes least: as many resident layers as there is room for.
+        let smallest = ways.last().copied().unwrap_or(usual);
+        let (mut fits, mut from) = (None, 0);
+        let mut to = if asked.gpu_layers.is_some() { 0 } else { self.config.text.num_hidden_layers };
+        while from < to {
+            let layers = from + (to - from) / 2;
+            match plan(LoadOptions { gpu_layers: Some(layers), ..smallest })? {
+                Some(choice) => (fits, from) = (Some(choice), layers + 1),
+                None => to = layers,
+            }
+        }
+        if let Some(choice) = fits {
+            return Ok(choice);
+        }
+        let least = LoadOptions { gpu_layers: asked.gpu_layers.or(Some(0)), ..smallest };
+        let needed = self.plan(least, work, gpu)?.peak().div_ceil(1 << 20);
+        let Workload { context, patches, .. } = work;
+        Err(Error::Unsupported {
+            op: "fit",
+            argument: "memory",
+            value: format!("{} MiB", limit >> 20),
+            reason: format!(
+                "{needed} MiB are needed for a context of {context} tokens and pictures of {patches} patches"
+            ),
+        })
+    }
+
+    /// All candidates with every layer resident on the GPU, the best first.
+    pub(super) fn ways(&self, usual: LoadOptions, asked: &Asked) -> Vec<LoadOptions> {
+        let Asked { gpu_layers, vision_matrices, .. } = *asked;
+        let usual = LoadOptions { gpu_layers, vision_matrices, ..usual };
+        let matrices: Vec<LoadOptions> = match asked.matrices {
+            Some(matrices) => vec![matrices.apply(usual)],
+            None if self.is_quantized => vec![usual],
+            None => {
+                let formats = [Format::Q8_0, Format::Q6K, Format::Q4K].map(Matrices::Quantized);
+                [usual].into_iter().chain(formats.map(|matrices| matrices.apply(usual))).collect()
+            }
+        };
+        // Embedding rows from host memory and a streamed vision tower give the same answers, so they come before a cache that
+        // rounds. A tied embedding is the output projection too, and stays on the GPU.
+        let has_head = !self.config.tie_word_embeddings;
+        let rest = [
+            (false, VisionPlace::Resident, usual.cache),
+            (true, VisionPlace::Resident, usual.cache),
+            (true, VisionPlace::Streamed, usual.cache),
+            (true, VisionPlace::Streamed, KvFormat::F16),
+            (true, VisionPlace::Streamed, KvFormat::Q8_0),
+        ];
+        let mut ways = Vec::new();
+        for matrices in matrices {
+            for (host_embedding, vision, cache) in rest {
+                let way = LoadOptions {
+                    host_embedding: usual.host_embedding || (host_embedding && has_head),
+                    vision: asked.vision.unwrap_or(vision),
+                    cache: asked.cache.unwrap_or(cache),
+                    ..matrices
+                };
+                if !ways.contains(&way) {
+                    ways.push(way);
+                }
+            }
+        }
+        ways
+    }
+}

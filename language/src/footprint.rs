@@ -1,0 +1,303 @@
+//! The memory that a model takes on a GPU, from its sizes alone.
+//!
+//! Loading, encoding a picture, prefill and decode run on planned devices ([`pascaline::plan`]): the code is that of a real
+//! answer, and tensors have no contents. So allocations, launches and modules are those of a real run. Tests compare the result with
+//! the pool's books after one.
+
+use super::batch::{self, BatchOptions, Rehearsed};
+use super::config::Config;
+use super::decode::{CHECKED, Decoder};
+use super::lookup::Lookup;
+use super::media::{Patches, VisionOutput, VisionSizes};
+use super::model::LoadOptions;
+use super::network::Network;
+use super::placement::{Placement, SplitMode};
+use super::sampling::{Sampler, Sampling};
+use super::text::{ImageRun, Images};
+use super::weights::Weights;
+use pascaline::cuda::CudaDevice;
+use pascaline::plan::{Books, PlannedGpu, plan};
+use pascaline::quant::Format;
+use pascaline::{DType, Device, Error, Result, memory};
+use std::ops::ControlFlow;
+
+/// The storage of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// In f32 or f16.
+    Float(DType),
+    /// As it comes from a file of this format.
+    Stored(Format),
+    /// Quantised on the device while it is loaded.
+    Quantized(Format),
+}
+
+/// The work that the memory must be enough for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// Tokens that the cache has room for: prompt, pictures and answer.
+    pub context: usize,
+    /// Tokens of the prompt among them.
+    pub prompt: usize,
+    /// Patches of the largest picture; 0 without pictures.
+    pub patches: usize,
+}
+
+/// The properties of a GPU that decide which kernels run, and so their scratch memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Compute capability, such as (6, 1).
+    pub capability: (i32, i32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes that the driver takes outside the pool.
+    pub beside_pool: usize,
+    /// Bytes that it takes besides with layers that pass through.
+    pub beside_streaming: usize,
+    /// Available bytes without the driver's context; `usize::MAX` plans without a limit.
+    pub memory: usize,
+}
+
+impl Gpu {
+    /// Memory of the driver outside the pool: the code of the kernels, and graphs. Measured with driver 580.159 on an H200:
+    /// 20 to 24 MiB.
+    const BESIDE_POOL: usize = 24 << 20;
+
+    /// The counters of streams, which kernels share.
+    const COUNTERS: usize = 64 << 10;
+
+    /// Memory that a real driver took beyond the plan with streamed layers, on an H200: at most 26 MiB with the 8B size, 2 with the
+    /// 2B size. Its use is not known.
+    const BESIDE_STREAMING: usize = 24 << 20;
+
+    /// Bytes beside the pool; `streaming`: some layers pass through.
+    fn beside(&self, streaming: bool) -> usize {
+        self.beside_pool + if streaming { self.beside_streaming } else { 0 }
+    }
+
+    /// A device; the virtual GPU keeps no code in its memory, and nothing for layers that pass through.
+    pub fn from_device(device: &CudaDevice) -> Self {
+        let properties = device.properties();
+        let (beside_pool, beside_streaming) = match device.is_virtual() {
+            true => (Self::COUNTERS, 0),
+            false => (Self::BESIDE_POOL, Self::BESIDE_STREAMING),
+        };
+        let (capability, multiprocessors) = (properties.capability, properties.multiprocessors);
+        Self { capability, multiprocessors, beside_pool, beside_streaming, memory: usize::MAX }
+    }
+
+    /// A Pascal card that is not there.
+    pub fn pascal(multiprocessors: u32) -> Self {
+        let (beside_pool, beside_streaming) = (Self::BESIDE_POOL, Self::BESIDE_STREAMING);
+        Self { capability: (6, 1), multiprocessors, beside_pool, beside_streaming, memory: usize::MAX }
+    }
+}
+
+/// What a model takes of a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Footprint {
+    /// Bytes on the GPU: weights that stay there, and the buffers of streamed layers.
+    pub weights: usize,
+    /// Bytes on the GPU: keys and values.
+    pub cache: usize,
+    /// Bytes on the GPU: the most that will be in use, graphs not counted.
+    pub live: usize,
+    /// Bytes on the GPU: the most that the pool will have reserved, and the driver's memory outside it.
+    pub peak: usize,
+    /// Bytes in host memory: streamed weights, and weights that never go to a GPU, of all devices together.
+    pub host: usize,
+    /// Kernels of a decoded token.
+    pub launches: usize,
+}
+
+/// Which device has which part: how they share the decoder, the layers of each, and the device with the vision tower.
+pub type Places<'a> = (SplitMode, &'a [usize], usize);
+
+/// A model that is planned.
+#[derive(Clone, Copy)]
+pub struct Planned<'a> {
+    /// Its sizes.
+    pub config: &'a Config,
+    /// How the matrix of a published name is stored.
+    pub storage: &'a dyn Fn(&str) -> Storage,
+    /// How it is loaded.
+    pub options: &'a LoadOptions,
+}
+
+impl Planned<'_> {
+    /// The footprint on one GPU: for one answer, or with `batch` for many at once. Then of `work` the prompt and the patches count,
+    /// of one request; the tokens that the cache has room for are those of the pages.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if `gpu.memory` is too little, [`Error::TooLarge`] for sizes that overflow.
+    pub fn footprint(&self, work: &Workload, batch: Option<&BatchOptions>, gpu: &Gpu) -> Result<Footprint> {
+        let layers = [self.config.text.num_hidden_layers];
+        let all = self.footprints(work, batch, (SplitMode::Layer, &layers, 0), &[*gpu])?;
+        Ok(all.into_iter().next().unwrap_or_default()) // one for each GPU
+    }
+
+    /// The footprint on each of several GPUs.
+    ///
+    /// # Errors
+    /// As [`footprint`](Self::footprint).
+    pub fn footprints(
+        &self,
+        work: &Workload,
+        batch: Option<&BatchOptions>,
+        places: Places,
+        gpus: &[Gpu],
+    ) -> Result<Vec<Footprint>> {
+        let (mut all, books) = self.run(&[*work], batch, places, gpus)?;
+        let streaming =
+            self.options.gpu_layers.is_some_and(|on_gpu| on_gpu < self.config.text.num_hidden_layers);
+        for ((footprint, books), gpu) in all.iter_mut().zip(&books).zip(gpus) {
+            if books.trimmed > 0 {
+                // It fits only if the driver takes back every segment that the pool returns meanwhile. A driver's pool keeps parts.
+                let (device, requested) = ("the memory limit".to_owned(), books.peak_live);
+                return Err(Error::OutOfMemory { device, requested, free: 0, total: gpu.memory });
+            }
+            if books.peak_live > 0 {
+                footprint.peak = books.peak_reserved + books.peak_beside + gpu.beside(streaming);
+            }
+            footprint.host += books.host_bytes;
+        }
+        Ok(all)
+    }
+
+    /// The modules of the kernels that loading and answering launch, in the order of their first use.
+    ///
+    /// # Errors
+    /// As [`footprint`](Self::footprint).
+    pub fn modules(&self, batch: Option<&BatchOptions>, gpu: &Gpu) -> Result<Vec<&'static str>> {
+        // few rows, many, and more than a pass, as kernels are chosen by their number
+        let most = self.options.tokens_per_pass;
+        let sizes = [(most + 40, 1024), (200, 256), (40, 64), (20, 16)];
+        let works = sizes.map(|(prompt, patches)| Workload { context: prompt + 64, prompt, patches });
+        let layers = [self.config.text.num_hidden_layers];
+        let (_, mut books) = self.run(&works, batch, (SplitMode::Layer, &layers, 0), &[*gpu])?;
+        Ok(std::mem::take(&mut books[0].modules))
+    }
+
+    /// Loads the model on planned devices and does this work.
+    fn run(
+        &self,
+        works: &[Workload],
+        batch: Option<&BatchOptions>,
+        (mode, layers, vision): Places,
+        gpus: &[Gpu],
+    ) -> Result<(Vec<Footprint>, Vec<Books>)> {
+        let streaming =
+            self.options.gpu_layers.is_some_and(|on_gpu| on_gpu < self.config.text.num_hidden_layers);
+        let planned = |gpu: &Gpu| PlannedGpu {
+            capability: gpu.capability,
+            multiprocessors: gpu.multiprocessors,
+            memory: gpu.memory.saturating_sub(gpu.beside(streaming)),
+        };
+        // the last one is in the place of host memory
+        let host = PlannedGpu { capability: (6, 1), multiprocessors: 1, memory: usize::MAX };
+        let devices: Vec<_> = gpus.iter().map(planned).chain([host]).collect();
+        plan(&devices, |devices| {
+            let Some((host, gpus)) = devices.split_last() else { return Ok(Vec::new()) };
+            let all: Vec<_> = gpus.iter().cloned().map(Device::Cuda).collect();
+            let placement = match mode {
+                SplitMode::Layer => Placement::split(&all, layers, vision)?,
+                SplitMode::Row => Placement::rows(&all, self.config.text.num_hidden_layers, vision)?,
+            };
+            let mut weights = Weights::planned(self.config, self.storage, &all[0]);
+            let to = Device::Cuda(host.clone());
+            let network =
+                Network::load(&mut weights, self.config, &placement, self.options, &to, &mut |_| {})?;
+            let mut found = vec![Footprint::default(); gpus.len()];
+            for (found, gpu) in found.iter_mut().zip(gpus) {
+                found.weights = live(gpu)?;
+            }
+            found[0].host = live(host)?;
+            let mut done = (0, vec![0; gpus.len()]);
+            for work in works {
+                done = match batch {
+                    None => answer(&network, work, gpus, &mut found)?,
+                    Some(batch) => {
+                        let pool = network.text.pages(batch.pages)?;
+                        count_cache(gpus, &mut found)?;
+                        let seen = see(&network, work)?;
+                        let Rehearsed { launches, live } =
+                            batch::rehearse(&network, pool, work, batch, seen)?;
+                        (launches, live)
+                    }
+                };
+            }
+            let (launches, live) = done;
+            for (found, live) in found.iter_mut().zip(live) {
+                (found.launches, found.live) = (launches, live);
+            }
+            Ok(found)
+        })
+    }
+}
+
+/// Bytes in use on a device.
+fn live(device: &CudaDevice) -> Result<usize> {
+    Ok(memory::pool(device)?.statistics().live)
+}
+
+/// The most bytes that were in use on each device.
+pub(super) fn peaks<'d>(devices: impl Iterator<Item = &'d Device>) -> Result<Vec<usize>> {
+    let peak = |device| Ok(memory::pool(device)?.statistics().peak_live);
+    devices.filter_map(Device::as_cuda).map(peak).collect()
+}
+
+fn count_cache(gpus: &[CudaDevice], found: &mut [Footprint]) -> Result<()> {
+    for (found, gpu) in found.iter_mut().zip(gpus) {
+        found.cache = live(gpu)?.saturating_sub(found.weights);
+    }
+    Ok(())
+}
+
+/// The patches of a picture; they are never read.
+fn patches(sizes: VisionSizes, work: &Workload) -> Patches {
+    let side = sizes.merge.max(1);
+    let grid = [1, side, work.patches / side];
+    Patches { grid, values: vec![0.0; grid.iter().product::<usize>() * sizes.patch_len] }
+}
+
+/// A picture, its embeddings and a second one between two blocks of the tower.
+pub(super) struct Seen {
+    pub patches: Option<Patches>,
+    pub outputs: Vec<VisionOutput>,
+}
+
+fn see(network: &Network, work: &Workload) -> Result<Seen> {
+    let Some(vision) = network.config.vision.as_ref().filter(|_| work.patches > 0) else {
+        return Ok(Seen { patches: None, outputs: Vec::new() });
+    };
+    let patches = patches(vision.sizes(), work);
+    let outputs = vec![network.encode_image(&patches)?];
+    Ok(Seen { patches: Some(patches), outputs })
+}
+
+/// A picture, the prompt, and a token. Gives the launches of a token, and the most that is live on each device outside graphs.
+fn answer(
+    network: &Network,
+    work: &Workload,
+    gpus: &[CudaDevice],
+    found: &mut [Footprint],
+) -> Result<(usize, Vec<usize>)> {
+    let mut cache = network.text.cache()?;
+    let vision = network.config.vision.as_ref();
+    let tokens = vision.map_or(0, |vision| work.patches / vision.sizes().merge_len().max(1));
+    let prompt = work.prompt.max(tokens).max(1);
+    cache.reserve(work.context.max(prompt + 1))?;
+    count_cache(gpus, found)?;
+    let Seen { outputs, .. } = see(network, work)?;
+    let run = ImageRun { start: 0, len: tokens, output: 0, row: 0 };
+    let images = Images { outputs: &outputs, runs: if outputs.is_empty() { &[] } else { &[run] } };
+    let (ids, axes) = (vec![0; prompt], vec![[0; 3]; prompt]);
+    let mut go_on = || ControlFlow::Continue(());
+    let passed = network.pass_prompt(&mut cache, &ids, &axes, images, &mut |_| {}, &mut go_on)?;
+    drop(outputs);
+    let sampler = Sampler::new(Sampling::GREEDY, &[])?;
+    drop(passed);
+    cache.truncate(cache.len().saturating_sub(2 * CHECKED)); // room for a pass that checks guesses
+    let decoder = Decoder::new(network, 0, true, Some(Lookup::new(&[])))?;
+    decoder.rehearse(&mut cache, &sampler)
+}

@@ -1,0 +1,65 @@
+//! A stack of transformer blocks: the first ones resident on the device, the others streamed from host memory.
+
+use pascaline::cuda::CudaDevice;
+use pascaline::nn::{Cache, Rope, StreamedBlocks, TransformerBlock};
+use pascaline::{Result, Tensor};
+
+/// The blocks, in the order in which they were pushed.
+#[derive(Default)]
+pub struct Layers {
+    resident: Vec<TransformerBlock>,
+    /// The blocks after them, in pinned host memory.
+    streamed: Option<StreamedBlocks>,
+}
+
+impl Layers {
+    /// Appends a resident block.
+    pub fn push(&mut self, block: TransformerBlock) {
+        self.resident.push(block);
+    }
+
+    /// Appends a streamed block: its weights move to host memory and are copied to `device` for each pass. All blocks after
+    /// it must be streamed, too.
+    pub fn push_streamed(&mut self, block: &TransformerBlock, device: &CudaDevice) -> Result<()> {
+        let streamed = match &mut self.streamed {
+            Some(streamed) => streamed,
+            None => self.streamed.insert(StreamedBlocks::like(block, device)?),
+        };
+        streamed.push(block)
+    }
+
+    /// The number of blocks.
+    pub fn len(&self) -> usize {
+        self.resident.len() + self.streamed()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of streamed blocks.
+    pub fn streamed(&self) -> usize {
+        self.streamed.as_ref().map_or(0, StreamedBlocks::len)
+    }
+
+    /// Block `index`, if it is resident.
+    pub fn resident(&self, index: usize) -> Option<&TransformerBlock> {
+        self.resident.get(index)
+    }
+
+    /// Applies block `index`, which is below [`len`](Self::len), to `x`.
+    pub fn forward(&self, index: usize, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
+        match (self.resident.get(index), &self.streamed) {
+            (Some(block), _) => block.forward(x, rope, cache),
+            (None, Some(streamed)) => streamed.forward(index - self.resident.len(), x, rope, cache),
+            (None, None) => Ok(x.clone()), // callers count by `len`
+        }
+    }
+
+    /// Bytes of the matrices.
+    pub fn weight_bytes(&self) -> usize {
+        let resident: usize = self.resident.iter().map(TransformerBlock::weight_bytes).sum();
+        resident + self.streamed.as_ref().map_or(0, StreamedBlocks::weight_bytes)
+    }
+}

@@ -1,0 +1,60 @@
+//! What every decoder model needs: its files, tokens, memory and devices, answers, and many requests at once.
+//!
+//! A model says in [`seam`] what is its own: how its configuration reads, and the part that sees. Everything else is here, once.
+//!
+//! Read in this order: `seam` and `config` say what a model is; `checkpoint` and `weights` open the files (`safetensors`, `gguf`);
+//! `chat`, `tokenizer` and `processor` turn messages into tokens; `text` is the decoder and `network` joins it with the part that sees;
+//! `model` loads, `generate` answers. `batch` answers many requests at once; `fit`, `footprint` and `estimate` plan memory and time;
+//! `placement`, `split` and `rows` spread a model over devices. Kernels and ops are the library's.
+
+pub mod adapter;
+pub mod batch;
+pub mod cases;
+pub mod chat;
+pub mod checkpoint;
+pub mod config;
+mod control;
+mod decode;
+pub mod estimate;
+pub mod files;
+pub mod fit;
+pub mod footprint;
+pub mod generate;
+pub mod gguf;
+#[cfg(feature = "hub")]
+pub mod hub;
+pub mod json;
+pub mod layers;
+mod lookup;
+pub mod media;
+pub mod model;
+mod network;
+pub mod picture;
+pub mod placement;
+pub mod processor;
+mod read_at;
+mod relay;
+pub mod rope;
+pub mod rows;
+pub mod safetensors;
+pub mod sampling;
+pub mod seam;
+pub mod split;
+pub mod stream;
+mod template;
+pub mod text;
+pub mod tokenizer;
+mod tokenizer_parts;
+pub mod validate;
+pub mod weights;
+
+pub use checkpoint::Checkpoint;
+pub use config::Config;
+pub use control::ControlTokens;
+pub use generate::{Options, Output, Statistics, StopReason};
+pub use media::Visual;
+pub use model::{LanguageModel, LoadOptions, Matrices, Session};
+pub use placement::{Placement, SplitMode};
+pub use processor::{Processor, Prompt};
+pub use sampling::Sampling;
+pub use seam::VisionPlace;

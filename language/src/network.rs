@@ -1,0 +1,197 @@
+//! What of the model computes: the tower and the decoder, with weights and without tokenizer and files.
+//!
+//! `model` loads one from a checkpoint; `footprint` makes one on planned devices.
+
+use super::config::Config;
+use super::media::Patches;
+use super::media::{VisionOutput, VisionProgress};
+use super::model::LoadOptions;
+use super::placement::Placement;
+use super::seam::{Tower, Vision, VisionPlace};
+use super::text::{ImageRun, Images, TextModel};
+use super::weights::Weights;
+use pascaline::nn::{KvCache, Rope};
+use pascaline::{Device, Error, Result, Tensor, memory};
+use std::ops::ControlFlow;
+
+/// The tower, if the model has one, and the decoder.
+pub(super) struct Network {
+    pub config: Config,
+    /// `None` for a model of text alone.
+    tower: Option<Box<dyn Tower>>,
+    pub text: TextModel,
+    tokens_per_pass: usize,
+}
+
+impl Network {
+    /// Takes the model's tensors. `host` is where the tower is if it is on no GPU; `done` is called after each layer.
+    pub fn load(
+        weights: &mut Weights,
+        config: &Config,
+        placement: &Placement,
+        options: &LoadOptions,
+        host: &Device,
+        done: &mut dyn FnMut(&Weights),
+    ) -> Result<Self> {
+        let resident = options.gpu_layers.unwrap_or(config.text.num_hidden_layers);
+        let (cache, in_host) = (options.cache, options.host_embedding);
+        let text = TextModel::load(weights, config, placement, cache, resident, in_host, done)?;
+        let with_tower = placement.devices().nth(placement.vision()).unwrap_or(placement.first());
+        let place = if options.vision == VisionPlace::Cpu { host } else { with_tower };
+        let passing = (options.vision == VisionPlace::Streamed).then_some(host);
+        weights.load_onto(place);
+        if let Some(matrices) = options.vision_matrices {
+            weights.store_as(matrices);
+        }
+        let load = |vision: &dyn Vision| vision.tower(weights, place, passing, done);
+        let tower = config.vision.as_deref().map(load).transpose()?;
+        if text.streamed_layers() > 0 || passing.is_some() || in_host {
+            for device in placement.devices().filter_map(Device::as_cuda) {
+                memory::pool(device)?.trim()?; // memory that the layers took while they were copied to host memory
+            }
+        }
+        Ok(Self { config: config.clone(), tower, text, tokens_per_pass: options.tokens_per_pass.max(1) })
+    }
+
+    /// The first device.
+    pub fn device(&self) -> &Device {
+        self.text.device()
+    }
+
+    /// All devices that have decoder layers or parts of them, in the order of a pass.
+    pub fn devices(&self) -> impl ExactSizeIterator<Item = &Device> {
+        self.text.stages().iter().map(|stage| &stage.device)
+    }
+
+    /// Prompt tokens of one pass on one device.
+    pub fn tokens_per_pass(&self) -> usize {
+        self.tokens_per_pass
+    }
+
+    /// Prompt tokens of one pass. With several devices it is a micro-batch, so that all are busy: with n micro-batches,
+    /// each of s devices computes in n of n + s - 1 steps.
+    pub fn tokens_of_pass(&self, prompt: usize) -> usize {
+        micro_batch(prompt, self.text.pipeline_depth()).min(self.tokens_per_pass)
+    }
+
+    /// The tower's embeddings of an image or video.
+    pub fn encode_image(&self, patches: &Patches) -> Result<VisionOutput> {
+        let mut progress = VisionProgress::default();
+        loop {
+            if let Some(output) = self.encode_image_on(patches, &mut progress, usize::MAX)? {
+                return Ok(output);
+            }
+        }
+    }
+
+    /// As [`encode_image`](Self::encode_image), through the next `blocks` blocks of the tower; returns the embeddings after the last
+    /// block.
+    pub fn encode_image_on(
+        &self,
+        patches: &Patches,
+        progress: &mut VisionProgress,
+        blocks: usize,
+    ) -> Result<Option<VisionOutput>> {
+        let tower = self.tower.as_ref().ok_or_else(|| self.config.blind())?;
+        let output = tower.advance(patches, progress, blocks)?;
+        output.map(|output| output.to_device(self.device())).transpose()
+    }
+
+    /// Computes the tokens of a prompt that come after those in the cache, at least one, and returns the logits after the last.
+    /// `images` has their pictures, counted from the first of them. `passed` is given the tokens of each pass; `go_on` is called
+    /// before each, and ends the prompt with `None`.
+    pub fn pass_prompt(
+        &self,
+        cache: &mut KvCache,
+        ids: &[u32],
+        axes: &[[u32; 3]],
+        images: Images,
+        passed: &mut dyn FnMut(&[u32]),
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Prefill>> {
+        let start = cache.len();
+        let angles = self.text.angles(&axes[start..])?;
+        let mut hidden = None;
+        let count = ids.len() - start;
+        let tokens = self.tokens_of_pass(count);
+        for from in (0..count).step_by(tokens) {
+            if go_on().is_break() {
+                return Ok(None);
+            }
+            let len = tokens.min(count - from);
+            let runs = clip(images.runs, from, len);
+            let images = Images { runs: &runs, ..images };
+            let ids = &ids[start + from..start + from + len];
+            let on_device = Tensor::from_slice(ids, [len], self.device())?;
+            let ropes =
+                angles.iter().map(|[cos, sin]| Rope::new(cos.clone(), sin.clone(), start + from, from));
+            let ropes = ropes.collect::<Result<Vec<_>>>()?;
+            let h = self.text.forward(&on_device, &ropes, images, cache.caches(), &mut |_, _| {})?;
+            hidden = Some(h.iter().map(|h| h.narrow(0, len - 1, 1)).collect::<Result<Vec<_>>>()?);
+            passed(ids);
+        }
+        let hidden = hidden.ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })?;
+        let logits = self.text.logits(&hidden)?;
+        self.text.settle()?;
+        Ok(Some(Prefill { logits, passed: count }))
+    }
+}
+
+/// The result of prefill.
+pub(super) struct Prefill {
+    /// [1, vocab]
+    pub logits: Tensor,
+    /// Tokens that were computed.
+    pub passed: usize,
+}
+
+/// The fewest tokens of a micro-batch: the matrix products of fewer take as long.
+const LEAST_PART: usize = 128;
+/// Micro-batches per device, at least: with 4, two devices compute in 8 of 9 steps.
+const PARTS: usize = 4;
+
+/// Tokens of a micro-batch for a pipeline of `devices` devices: a multiple of the largest tile's rows.
+pub(super) fn micro_batch(prompt: usize, devices: usize) -> usize {
+    match devices {
+        0 | 1 => usize::MAX,
+        _ => (prompt / (PARTS * devices) / LEAST_PART).max(1) * LEAST_PART,
+    }
+}
+
+/// The parts of the runs that are in `from..from + len`, counted from `from`.
+pub(super) fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> {
+    let inside = |run: &ImageRun| {
+        let start = run.start.max(from);
+        let end = (run.start + run.len).min(from + len);
+        (start < end).then(|| ImageRun {
+            start: start - from,
+            len: end - start,
+            row: run.row + start - run.start,
+            ..*run
+        })
+    };
+    runs.iter().filter_map(inside).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_prompt_keep_all_devices_busy() {
+        assert_eq!(micro_batch(2242, 1), usize::MAX);
+        assert_eq!(micro_batch(2242, 2), 256); // 9 parts
+        assert_eq!(micro_batch(2242, 3), 128);
+        assert_eq!(micro_batch(100, 2), 128);
+        assert_eq!(micro_batch(32_768, 2), 4096);
+    }
+
+    #[test]
+    fn runs_are_cut_at_the_borders_of_a_pass() {
+        let run = |start, len, output, row| ImageRun { start, len, output, row };
+        let runs = [run(2, 5, 0, 0), run(9, 4, 1, 3)];
+        assert_eq!(clip(&runs, 0, 20), runs);
+        assert_eq!(clip(&runs, 4, 6), [run(0, 3, 0, 2), run(5, 1, 1, 3)]);
+        assert_eq!(clip(&runs, 7, 2), []);
+    }
+}

@@ -1,0 +1,169 @@
+//! Messages, pictures and videos → the model's inputs.
+
+use super::chat::{ChatTemplate, Media, Message, Part};
+use super::config::{Config, GenerationConfig};
+use super::control::{ControlTokens, StandIns};
+use super::media::{ImagePlan, Patches, Positions, Visual};
+use super::picture::{Picture, PictureHeader};
+use super::seam::{Pictures, VisionFiles};
+use super::tokenizer::Tokenizer;
+use pascaline::Result;
+use std::path::Path;
+
+/// A checkpoint's configuration, tokenizer, chat template and preprocessing: all that needs no weights.
+pub struct Processor {
+    /// The model's configuration.
+    pub config: Config,
+    /// How the checkpoint's authors generate.
+    pub generation: GenerationConfig,
+    /// How pictures are prepared; `None` for a model of text alone.
+    pub pictures: Option<Box<dyn Pictures>>,
+    /// Text ↔ tokens.
+    pub tokenizer: Tokenizer,
+    pub(crate) template: ChatTemplate,
+}
+
+/// A prepared prompt: the model's inputs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prompt {
+    /// The tokens, with the pad tokens of images and videos.
+    pub ids: Vec<u32>,
+    /// The tokens' positions.
+    pub positions: Positions,
+    /// The patches of each image and video, in order.
+    pub patches: Vec<Patches>,
+}
+
+impl Processor {
+    pub(crate) fn load_directory(dir: &Path, config: Config) -> Result<Self> {
+        let pictures = |vision: &dyn super::seam::Vision| vision.pictures(VisionFiles::Directory(dir));
+        Ok(Self {
+            generation: GenerationConfig::load(dir, &config)?,
+            pictures: config.vision.as_deref().map(pictures).transpose()?,
+            tokenizer: Tokenizer::load(dir, &config)?,
+            template: ChatTemplate::load(dir)?,
+            config,
+        })
+    }
+
+    /// The prompt's text, with one placeholder per image and video.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render(&self, messages: &[Message]) -> Result<String> {
+        self.template.render(messages, self.config.text.max_position_embeddings)
+    }
+
+    /// Prepares a conversation. `visuals` are the pictures of its [`Part::Image`]s and [`Part::Video`]s, in order. Control tokens that are spelled in texts are read as control tokens.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if messages and visuals do not fit each other, [`Error::Image`], [`Error::Checkpoint`],
+    /// [`Error::Unsupported`] for pictures if the model is of text alone.
+    pub fn prepare(&self, messages: &[Message], visuals: &[Visual]) -> Result<Prompt> {
+        self.prepare_with(messages, visuals, ControlTokens::Recognized)
+    }
+
+    /// As [`prepare`](Self::prepare), with a choice for control tokens that are spelled in texts.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_with(
+        &self,
+        messages: &[Message],
+        visuals: &[Visual],
+        spelled: ControlTokens,
+    ) -> Result<Prompt> {
+        let prepare = |visual| {
+            let pictures = self.seeing()?;
+            let patches = pictures.patches(visual)?;
+            Ok((pictures.media(visual, &patches), patches))
+        };
+        let (media, patches): (Vec<_>, Vec<_>) =
+            visuals.iter().map(prepare).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        let ids = self.tokens(messages, &media, spelled)?;
+        let positions = self.positions(&ids, patches.iter().map(|patches: &Patches| patches.grid))?;
+        Ok(Prompt { ids, positions, patches })
+    }
+
+    /// A conversation's prompt before its images, of which only the plans are known: its patches, which the caller adds,
+    /// are those of the images in order.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn outline(
+        &self,
+        messages: &[Message],
+        images: &[ImagePlan],
+        spelled: ControlTokens,
+    ) -> Result<Prompt> {
+        let media: Vec<_> = images.iter().map(|image| Media::Image { tokens: image.tokens }).collect();
+        let ids = self.tokens(messages, &media, spelled)?;
+        let positions = self.positions(&ids, images.iter().map(|image| image.grid))?;
+        Ok(Prompt { ids, positions, patches: Vec::new() })
+    }
+
+    fn tokens(&self, messages: &[Message], media: &[Media], spelled: ControlTokens) -> Result<Vec<u32>> {
+        let mut parts = messages.iter().flat_map(|message| &message.content);
+        if self.pictures.is_none() && parts.any(|part| !matches!(part, Part::Text { .. })) {
+            return Err(self.config.blind());
+        }
+        match spelled {
+            ControlTokens::Recognized => {
+                let text = self.expand(self.render(messages)?, media)?;
+                self.tokenizer.encode(&text)
+            }
+            ControlTokens::AsText => {
+                let (messages, stand_ins) = StandIns::replace(messages, self.tokenizer.controls())?;
+                let text = self.expand(self.render(&messages)?, media)?;
+                self.tokenizer.encode_with(&text, &stand_ins)
+            }
+        }
+    }
+
+    fn expand(&self, prompt: String, media: &[Media]) -> Result<String> {
+        match &self.pictures {
+            Some(pictures) => pictures.expand(&prompt, media, &self.tokenizer),
+            None => Ok(prompt),
+        }
+    }
+
+    /// How pictures are prepared.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a model of text alone.
+    pub fn seeing(&self) -> Result<&dyn Pictures> {
+        self.pictures.as_deref().ok_or_else(|| self.config.blind())
+    }
+
+    /// The patches of a picture, which errors call `name`.
+    ///
+    /// # Errors
+    /// [`Error::Image`], or [`Error::Unsupported`] for a model of text alone.
+    pub fn image_patches(&self, name: &str, picture: Picture) -> Result<Patches> {
+        self.seeing()?.patches(&Visual::Image { name: name.to_owned(), picture })
+    }
+
+    /// What a picture with this header becomes.
+    ///
+    /// # Errors
+    /// As [`image_patches`](Self::image_patches).
+    pub fn image_plan(&self, name: &str, header: PictureHeader) -> Result<ImagePlan> {
+        self.seeing()?.plan(name, header)
+    }
+
+    /// The positions of tokens that include the pads of these grids.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if the tokens and the grids do not fit each other.
+    pub fn positions(&self, ids: &[u32], mut grids: impl Iterator<Item = [usize; 3]>) -> Result<Positions> {
+        match &self.pictures {
+            Some(pictures) => pictures.positions(ids, &mut grids),
+            None => Positions::of_text(ids.len()),
+        }
+    }
+
+    /// Whether an image's or video's embedding replaces this token's.
+    pub fn is_pad(&self, id: u32) -> bool {
+        self.pictures.as_ref().is_some_and(|pictures| pictures.is_pad(id))
+    }
+}

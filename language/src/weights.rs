@@ -1,0 +1,656 @@
+//! The tensors of a checkpoint: which ones a model needs, where they are, and loading them.
+
+use super::adapter::Adapter;
+use super::config::Config;
+use super::footprint::Storage;
+use super::gguf::{DeviceStorage, GgmlType, Tensors};
+use super::json::{self, MAX_CONFIG, bad};
+use super::model::{LoadOptions, Matrices};
+use super::rows::{self, Cut};
+use super::safetensors::{FileType, SafeTensors};
+use half::f16;
+use pascaline::nn::Matrix;
+use pascaline::quant::{Format, QuantTensor};
+use pascaline::{DType, Device, Error, Result, Tensor};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// If the configuration has this many tensors more than the files, the missing ones are not listed.
+pub const MANY: usize = 10_000;
+
+/// The configuration's number of tensors, if it is too far above the `held` tensors of the files to list the missing ones.
+pub fn far_more_than(config: &Config, held: usize) -> Option<usize> {
+    Some(config.tensor_count()).filter(|&count| count > MANY.saturating_add(held))
+}
+
+/// A checkpoint's tensors, checked: none missing, none unknown, all of the right shape.
+pub struct Weights {
+    source: Source,
+    /// name → taken
+    index: BTreeMap<String, bool>,
+    device: Device,
+    dtype: DType,
+    format: Option<Format>,
+    /// Whether quantised tensors of a file stay quantised.
+    keep: bool,
+    /// A buffer for blocks that are read from a file; reused.
+    blocks: Vec<u8>,
+    /// Matrices of which devices take parts, each read once.
+    held: Held,
+    conversions: BTreeMap<GgmlType, Conversion>,
+    /// Merged into the matrices while they are read.
+    adapter: Option<Arc<Adapter>>,
+}
+
+/// Matrices whose type has no kernels, and the format that they were converted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// In the file.
+    pub from: GgmlType,
+    /// On the device.
+    pub to: Format,
+    /// How many.
+    pub matrices: usize,
+}
+
+/// The progress of loading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Tensors loaded so far.
+    pub loaded: usize,
+    /// Tensors of the model.
+    pub total: usize,
+}
+
+/// Whole matrices in host memory, by name.
+#[derive(Default)]
+struct Held {
+    f32s: BTreeMap<String, Vec<f32>>,
+    f16s: BTreeMap<String, Vec<f16>>,
+    /// Blocks as the file has them.
+    blocks: BTreeMap<String, Vec<u8>>,
+    /// How often one was read.
+    reads: usize,
+}
+
+/// An element of what is held.
+trait Element: Copy {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>>;
+}
+
+impl Element for f32 {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+        &mut held.f32s
+    }
+}
+
+impl Element for f16 {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+        &mut held.f16s
+    }
+}
+
+impl Element for u8 {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+        &mut held.blocks
+    }
+}
+
+impl Held {
+    /// A matrix, which `read` reads if it is not held.
+    fn get<T: Element>(&mut self, name: &str, read: impl FnOnce() -> Result<Vec<T>>) -> Result<&[T]> {
+        if !T::held(self).contains_key(name) {
+            let values = read()?;
+            self.reads += 1;
+            T::held(self).insert(name.to_owned(), values);
+        }
+        Ok(T::held(self).get(name).map_or(&[], Vec::as_slice)) // it has just been seen there
+    }
+}
+
+impl Weights {
+    /// Opens the checkpoint in `dir` and checks every name, type and shape before anything is loaded. `dtype` (f32 or
+    /// f16) is what matrices are stored as on `device`.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file and the tensor.
+    pub fn open(dir: &Path, config: &Config, dtype: DType, device: &Device) -> Result<Self> {
+        check_dtype(dtype)?;
+        let files = open_files(dir)?;
+        let held = files.iter().map(|file| file.entries().len()).sum();
+        if let Some(count) = far_more_than(config, held) {
+            let reason = format!("the configuration has {count} tensors, the files only {held}");
+            return Err(bad(&dir.join("config.json"), Some("num_hidden_layers or depth"), reason));
+        }
+        let mut expected = config.tensors();
+        let mut index: BTreeMap<String, usize> = BTreeMap::new();
+        for (number, file) in files.iter().enumerate() {
+            for (name, entry) in file.entries() {
+                let wrong = |reason: String| bad(file.path(), Some(name), reason);
+                let Some(shape) = expected.remove(name) else {
+                    return Err(match index.get(name) {
+                        Some(&other) => {
+                            let other: &SafeTensors = &files[other];
+                            wrong(format!("is in {} too", other.path().display()))
+                        }
+                        None => wrong("is not a tensor of this model".into()),
+                    });
+                };
+                if entry.shape != shape {
+                    return Err(wrong(format!(
+                        "has shape {:?}, the configuration says {shape:?}",
+                        entry.shape
+                    )));
+                }
+                if entry.dtype == FileType::I64 {
+                    return Err(wrong("holds integers".into()));
+                }
+                index.insert(name.clone(), number);
+            }
+        }
+        match expected.keys().next() {
+            None => Ok(Self::new(Source::SafeTensors(files, index), dtype, device)),
+            Some(name) => {
+                let others = match expected.len() - 1 {
+                    0 => String::new(),
+                    others => format!(", and {others} more"),
+                };
+                Err(bad(dir, Some(name), format!("is in no file of the checkpoint{others}")))
+            }
+        }
+    }
+
+    /// Loads all further tensors onto this device.
+    pub(super) fn load_onto(&mut self, device: &Device) {
+        self.device = device.clone();
+    }
+
+    /// The tensors of GGUF files, checked already.
+    pub(crate) fn of_gguf(tensors: Tensors, dtype: DType, device: &Device) -> Result<Self> {
+        check_dtype(dtype)?;
+        Ok(Self::new(Source::Gguf(tensors), dtype, device))
+    }
+
+    /// Those of a model of which sizes alone are known, for planned devices: they have no values.
+    pub(super) fn planned(config: &Config, storage: &dyn Fn(&str) -> Storage, device: &Device) -> Self {
+        let stored = |(name, shape): (String, Vec<usize>)| {
+            let storage = storage(&name);
+            (name, (shape, storage))
+        };
+        Self::new(Source::Planned(config.tensors().into_iter().map(stored).collect()), DType::F32, device)
+    }
+
+    fn new(source: Source, dtype: DType, device: &Device) -> Self {
+        let index = source.names().map(|name| (name.clone(), false)).collect();
+        let (blocks, conversions) = (Vec::new(), BTreeMap::new());
+        let (device, adapter) = (device.clone(), None);
+        let (format, keep, held) = (None, false, Held::default());
+        Self { source, index, device, dtype, format, keep, blocks, held, conversions, adapter }
+    }
+
+    /// Merges an adapter into the matrices while they are read.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if the adapter changes a tensor that is no matrix of the model, or has another shape.
+    pub(crate) fn adapted(self, adapter: Arc<Adapter>, file: &Path) -> Result<Self> {
+        for (module, low) in adapter.maps() {
+            let shape = self.source.shape(&format!("{module}.weight"));
+            match shape {
+                Ok(shape) if shape == low.shape => {}
+                Ok(shape) => {
+                    let reason = format!("changes a matrix of {:?}, the model's is {shape:?}", low.shape);
+                    return Err(bad(file, Some(module), reason));
+                }
+                Err(_) => return Err(bad(file, Some(module), "is no linear map of the model")),
+            }
+        }
+        Ok(Self { adapter: Some(adapter), ..self })
+    }
+
+    /// As the options say.
+    pub(super) fn stored_as(self, options: &LoadOptions) -> Self {
+        match options.quantize {
+            Some(format) => self.quantized(format),
+            None if options.keep_quantized => self.kept(),
+            None => self,
+        }
+    }
+
+    /// Keeps quantised tensors of GGUF files quantised. Types without kernels are converted to the nearest format with
+    /// kernels.
+    pub fn kept(self) -> Self {
+        Self { keep: true, ..self }
+    }
+
+    /// The types converted so far because they have no kernels.
+    pub fn conversions(&self) -> Vec<Conversion> {
+        self.conversions.values().copied().collect()
+    }
+
+    /// Stores all further matrices in this type.
+    pub fn store_as(&mut self, matrices: Matrices) {
+        self.keep = false;
+        (self.dtype, self.format) = match matrices {
+            Matrices::Float(dtype) => (dtype, None),
+            Matrices::Quantized(format) => (self.dtype, Some(format)),
+        };
+    }
+
+    /// Quantises the matrices of linear maps and embeddings on the device while they are loaded.
+    pub fn quantized(self, format: Format) -> Self {
+        Self { format: Some(format), ..self }
+    }
+
+    /// The matrix of a linear map or embedding; of several tensors of equal width, their rows concatenated.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn weight(&mut self, names: &[impl AsRef<str>]) -> Result<Matrix> {
+        self.cut(names, Cut::Whole)
+    }
+
+    /// As [`weight`](Self::weight), with the part of each tensor that one of several devices takes. Whole tensors are held in
+    /// host memory for the other devices until [`let_go`](Self::let_go).
+    ///
+    /// # Errors
+    /// As [`weight`](Self::weight).
+    pub fn cut(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
+        if let Source::Planned(_) = self.source {
+            return self.cut_planned(names, cut);
+        }
+        if let Some(format) = self.format {
+            return self.requantized(names, cut, format);
+        }
+        if !self.keep {
+            return Ok(self.stacked_cut(names, cut)?.into());
+        }
+        let types = names.iter().map(|name| self.source.ty(name.as_ref())).collect::<Result<Vec<_>>>()?;
+        let mut parts = Vec::new();
+        let mut rest = names;
+        for run in types.chunk_by(|a, b| a == b) {
+            let (names, others) = rest.split_at(run.len());
+            parts.push(match run[0].map_or(DeviceStorage::Plain, DeviceStorage::from) {
+                DeviceStorage::Plain => self.stacked_cut(names, cut)?.into(),
+                DeviceStorage::AsIs(format) => {
+                    let base = self.as_is(names, cut, format)?;
+                    self.with_change(base, names, cut)?
+                }
+                DeviceStorage::Converted(format) => {
+                    if let Some(from) = run[0] {
+                        let none = Conversion { from, to: format, matrices: 0 };
+                        self.conversions.entry(from).or_insert(none).matrices += names.len();
+                    }
+                    self.requantized(names, cut, format)?
+                }
+            });
+            rest = others;
+        }
+        Matrix::stacked(parts)
+    }
+
+    /// As [`cut`](Self::cut), without values.
+    fn cut_planned(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
+        let mut runs: Vec<(Storage, [usize; 2])> = Vec::new();
+        for name in names.iter().map(AsRef::as_ref) {
+            let (source, own) = self.take(name)?;
+            let storage = source.storage(name);
+            let [rows, columns] = cut.ranges([own[0], own[1..].iter().product()]).map(|range| range.len());
+            match runs.last_mut() {
+                Some((same, shape)) if *same == storage => shape[0] += rows,
+                _ => runs.push((storage, [rows, columns])),
+            }
+        }
+        let part = |(storage, shape): (Storage, [usize; 2])| {
+            Ok(match storage {
+                Storage::Float(dtype) => Tensor::uninitialized(shape, dtype, &self.device)?.into(),
+                Storage::Stored(format) => {
+                    QuantTensor::uninitialized(format, shape.into(), &self.device)?.into()
+                }
+                Storage::Quantized(format) => {
+                    let values = vec![0.0; shape[0] * shape[1]]; // zero pages that are never touched
+                    QuantTensor::from_f32(&values, shape, format, &self.device)?.into()
+                }
+            })
+        };
+        Matrix::stacked(runs.into_iter().map(part).collect::<Result<_>>()?)
+    }
+
+    /// Frees the matrices of which all devices have taken their parts.
+    pub fn let_go(&mut self) {
+        self.held = Held { reads: self.held.reads, ..Held::default() };
+    }
+
+    fn requantized(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
+        let (values, shape) = self.read(names, cut, Source::read_f32)?;
+        let base = QuantTensor::from_f32(&values, shape, format, &self.device)?;
+        self.with_change(base.into(), names, cut)
+    }
+
+    /// The adapter's change beside a quantised matrix, which merging would round anew.
+    fn with_change(&self, base: Matrix, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
+        let Some(adapter) = &self.adapter else { return Ok(base) };
+        let ranges = |name: &str| {
+            let shape = self.source.shape(name)?;
+            Ok(cut.ranges([shape[0], shape[1..].iter().product()]))
+        };
+        let ranges = names.iter().map(|name| ranges(name.as_ref())).collect::<Result<Vec<_>>>()?;
+        let Some([a, b]) = adapter.stacked(names, &ranges) else { return Ok(base) };
+        let [a, b] = [a, b].map(|(values, shape)| Tensor::from_slice(&values, shape, &self.device));
+        Matrix::adapted(base, a?, b?)
+    }
+
+    /// Blocks as the file has them.
+    fn as_is(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
+        let (mut sizes, mut shape, mut cuts) = (Vec::new(), [0; 2], Vec::new());
+        for name in names.iter().map(AsRef::as_ref) {
+            let (source, own) = self.take(name)?;
+            let [rows, columns] = cut.ranges([own[0], own[1..].iter().product()]);
+            shape = [shape[0] + rows.len(), columns.len()];
+            let in_row = source.bytes_of(name, columns.start)?..source.bytes_of(name, columns.end)?;
+            let row = source.bytes_of(name, own[1..].iter().product())?;
+            sizes.push(source.bytes(name)?);
+            cuts.push((row, [rows, in_row]));
+        }
+        if cut != Cut::Whole {
+            let mut taken = Vec::new();
+            for ((name, size), (row, ranges)) in names.iter().map(AsRef::as_ref).zip(&sizes).zip(&cuts) {
+                let blocks = self.held.get(name, || {
+                    let mut blocks = vec![0; *size];
+                    self.source.read_blocks(name, &mut blocks)?;
+                    Ok(blocks)
+                })?;
+                rows::take(&mut taken, blocks, *row, ranges);
+            }
+            return Ok(QuantTensor::from_gguf_bytes(format, shape, &taken, &self.device)?.into());
+        }
+        let size = sizes.iter().sum();
+        if self.blocks.len() < size {
+            self.blocks = vec![0; size];
+        }
+        let blocks = &mut self.blocks[..size];
+        let mut rest = &mut *blocks;
+        for (name, size) in names.iter().zip(&sizes) {
+            let (own, others) = rest.split_at_mut(*size);
+            self.source.read_blocks(name.as_ref(), own)?;
+            rest = others;
+        }
+        Ok(QuantTensor::from_gguf_bytes(format, shape, blocks, &self.device)?.into())
+    }
+
+    /// A matrix in the chosen storage type.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], or a device error.
+    pub fn matrix(&mut self, name: &str) -> Result<Tensor> {
+        self.stacked(&[name])
+    }
+
+    /// Matrices of equal width as one, their rows concatenated.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn stacked(&mut self, names: &[impl AsRef<str>]) -> Result<Tensor> {
+        self.stacked_cut(names, Cut::Whole)
+    }
+
+    fn stacked_cut(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Tensor> {
+        let is_adapted = names.iter().any(|name| self.is_adapted(name.as_ref()));
+        if self.dtype == DType::F16 && !is_adapted {
+            let (values, shape) = self.read(names, cut, Source::read_f16)?;
+            return Tensor::from_slice(&values, shape, &self.device);
+        }
+        let (values, shape) = self.read_adapted(names, cut)?;
+        if self.dtype == DType::F16 {
+            let values: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
+            return Tensor::from_slice(&values, shape, &self.device);
+        }
+        Tensor::from_slice(&values, shape, &self.device)
+    }
+
+    fn is_adapted(&self, name: &str) -> bool {
+        self.adapter.as_ref().is_some_and(|adapter| adapter.changes(name))
+    }
+
+    /// Matrices of equal width as one, their rows concatenated, in f32, with the adapter merged.
+    fn read_adapted(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<(Vec<f32>, [usize; 2])> {
+        let adapter = self.adapter.clone();
+        self.read(names, cut, |source, name| {
+            let mut values = source.read_f32(name)?;
+            if let Some(adapter) = &adapter {
+                adapter.add_to(name, &mut values);
+            }
+            Ok(values)
+        })
+    }
+
+    fn read<T: Element>(
+        &mut self,
+        names: &[impl AsRef<str>],
+        cut: Cut,
+        read: impl Fn(&Source, &str) -> Result<Vec<T>>,
+    ) -> Result<(Vec<T>, [usize; 2])> {
+        let (mut values, mut shape) = (Vec::new(), [0; 2]);
+        for name in names.iter().map(AsRef::as_ref) {
+            let (_, own) = self.take(name)?;
+            // A convolution's kernel becomes a matrix with one row per output channel.
+            let own = [own[0], own[1..].iter().product()];
+            let ranges = cut.ranges(own);
+            shape = [shape[0] + ranges[0].len(), ranges[1].len()];
+            if cut != Cut::Whole {
+                let whole = self.held.get(name, || read(&self.source, name))?;
+                rows::take(&mut values, whole, own[1], &ranges);
+                continue;
+            }
+            let mut read = read(&self.source, name)?;
+            match values.is_empty() {
+                true => values = read,
+                false => values.append(&mut read),
+            }
+        }
+        Ok((values, shape))
+    }
+
+    /// A norm's weight or a bias: always f32.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], or a device error.
+    pub fn vector(&mut self, name: &str) -> Result<Tensor> {
+        let device = self.device.clone();
+        let (source, shape) = self.take(name)?;
+        if let Source::Planned(_) = source {
+            return Tensor::uninitialized(shape, DType::F32, &device);
+        }
+        Tensor::from_slice(&source.read_f32(name)?, shape, &device)
+    }
+
+    /// A table that stays in host memory, in f32.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`].
+    pub fn host(&mut self, name: &str) -> Result<Vec<f32>> {
+        let (source, _) = self.take(name)?;
+        if let Source::Planned(_) = source {
+            return Ok(Vec::new());
+        }
+        source.read_f32(name)
+    }
+
+    /// How many matrices were read to be cut into parts for several devices.
+    pub fn reads(&self) -> usize {
+        self.held.reads
+    }
+
+    /// The number of tensors taken so far, and of all.
+    pub fn progress(&self) -> Progress {
+        let loaded = self.index.values().filter(|taken| **taken).count();
+        Progress { loaded, total: self.index.len() }
+    }
+
+    /// The tensors' names.
+    pub(super) fn names(&self) -> impl Iterator<Item = &String> {
+        self.index.keys()
+    }
+
+    /// The elements of all tensors.
+    pub fn parameters(&self) -> usize {
+        let shapes = self.index.keys().filter_map(|name| self.source.shape(name).ok());
+        shapes.map(|shape| shape.iter().product::<usize>()).sum()
+    }
+
+    /// The tensors that the model has not taken: none after it has been built.
+    pub fn unused(&self) -> Vec<&str> {
+        self.index.iter().filter(|(_, taken)| !**taken).map(|(name, _)| name.as_str()).collect()
+    }
+
+    fn take(&mut self, name: &str) -> Result<(&Source, Vec<usize>)> {
+        let shape = self.source.shape(name)?.to_vec();
+        self.index.insert(name.to_owned(), true);
+        Ok((&self.source, shape))
+    }
+}
+
+fn check_dtype(dtype: DType) -> Result<()> {
+    let expected = "f32 or f16".into();
+    match dtype.is_float() {
+        true => Ok(()),
+        false => Err(Error::DType { op: "load", argument: "dtype", expected, found: dtype }),
+    }
+}
+
+/// The files that tensors are read from, checked, by published names.
+enum Source {
+    /// With the file of each name.
+    SafeTensors(Vec<SafeTensors>, BTreeMap<String, usize>),
+    Gguf(Tensors),
+    /// Shapes, and how matrices are stored.
+    Planned(BTreeMap<String, (Vec<usize>, Storage)>),
+}
+
+impl Source {
+    /// How a planned matrix is stored.
+    fn storage(&self, name: &str) -> Storage {
+        match self {
+            Self::Planned(tensors) => {
+                tensors.get(name).map_or(Storage::Float(DType::F32), |(_, storage)| *storage)
+            }
+            Self::SafeTensors(..) | Self::Gguf(_) => Storage::Float(DType::F32),
+        }
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &String> + '_> {
+        match self {
+            Self::SafeTensors(_, index) => Box::new(index.keys()),
+            Self::Gguf(tensors) => Box::new(tensors.names()),
+            Self::Planned(tensors) => Box::new(tensors.keys()),
+        }
+    }
+
+    fn shape(&self, name: &str) -> Result<&[usize]> {
+        match self {
+            Self::SafeTensors(files, index) => {
+                let missing = || {
+                    let folder = files.first().and_then(|file| file.path().parent()).unwrap_or(Path::new(""));
+                    bad(folder, Some(name), "is not a tensor of this model")
+                };
+                let entry = index.get(name).and_then(|&file| files[file].entries().get(name));
+                entry.map(|entry| entry.shape.as_slice()).ok_or_else(missing)
+            }
+            Self::Gguf(tensors) => tensors.shape(name),
+            Self::Planned(tensors) => {
+                let missing = || bad(Path::new(""), Some(name), "is not a tensor of this model");
+                tensors.get(name).map(|(shape, _)| shape.as_slice()).ok_or_else(missing)
+            }
+        }
+    }
+
+    /// How a tensor of a GGUF file is stored.
+    fn ty(&self, name: &str) -> Result<Option<GgmlType>> {
+        match self {
+            Self::SafeTensors(..) | Self::Planned(_) => Ok(None),
+            Self::Gguf(tensors) => tensors.ty(name).map(Some),
+        }
+    }
+
+    /// The bytes of a GGUF file's tensor; safetensors have no blocks.
+    fn bytes(&self, name: &str) -> Result<usize> {
+        match self {
+            Self::SafeTensors(..) | Self::Planned(_) => Ok(0),
+            Self::Gguf(tensors) => Ok(tensors.ty(name)?.bytes(tensors.shape(name)?.iter().product())),
+        }
+    }
+
+    /// The bytes of `values` values of a GGUF file's tensor; whole blocks only.
+    fn bytes_of(&self, name: &str, values: usize) -> Result<usize> {
+        match self {
+            Self::SafeTensors(..) | Self::Planned(_) => Ok(0),
+            Self::Gguf(tensors) => Ok(tensors.ty(name)?.bytes(values)),
+        }
+    }
+
+    /// Reads a tensor's blocks; `bytes` must have [`bytes`](Self::bytes) elements.
+    fn read_blocks(&self, name: &str, bytes: &mut [u8]) -> Result<()> {
+        match self {
+            Self::SafeTensors(..) | Self::Planned(_) => Ok(()),
+            Self::Gguf(tensors) => tensors.read_bytes(name, bytes),
+        }
+    }
+
+    fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
+        match self {
+            Self::SafeTensors(files, index) => files[index.get(name).copied().unwrap_or(0)].read_f32(name),
+            Self::Gguf(tensors) => tensors.read_f32(name),
+            Self::Planned(_) => Ok(Vec::new()),
+        }
+    }
+
+    fn read_f16(&self, name: &str) -> Result<Vec<f16>> {
+        match self {
+            Self::SafeTensors(files, index) => files[index.get(name).copied().unwrap_or(0)].read_f16(name),
+            Self::Gguf(tensors) => tensors.read_f16(name),
+            Self::Planned(_) => Ok(Vec::new()),
+        }
+    }
+}
+
+/// `model.safetensors`, or the files that `model.safetensors.index.json` names.
+fn open_files(dir: &Path) -> Result<Vec<SafeTensors>> {
+    let index_path = dir.join("model.safetensors.index.json");
+    if !index_path.exists() {
+        return Ok(vec![SafeTensors::open(dir.join("model.safetensors"))?]);
+    }
+    let index = json::read_object(&index_path, MAX_CONFIG)?;
+    let Some(Value::Object(map)) = index.get("weight_map") else {
+        return Err(bad(&index_path, Some("weight_map"), "missing or not an object"));
+    };
+    let mut names = BTreeSet::new();
+    for (tensor, file) in map {
+        let plain = file.as_str().filter(|name| {
+            let path = Path::new(name);
+            path.file_name().is_some_and(|file| file == *name) && path.parent() == Some(Path::new(""))
+        });
+        match plain {
+            Some(name) => names.insert(name),
+            None => return Err(bad(&index_path, Some(tensor), format!("{file} is not a file name"))),
+        };
+    }
+    let files: Vec<_> =
+        names.iter().map(|name| SafeTensors::open(PathBuf::from(dir).join(name))).collect::<Result<_>>()?;
+    for (name, file) in names.iter().zip(&files) {
+        for tensor in file.entries().keys() {
+            if map.get(tensor).and_then(Value::as_str) != Some(name) {
+                return Err(bad(
+                    &index_path,
+                    Some(tensor),
+                    format!("is in {name}, the index says otherwise"),
+                ));
+            }
+        }
+    }
+    let held: BTreeSet<_> = files.iter().flat_map(|file| file.entries().keys()).collect();
+    match map.iter().find(|(tensor, _)| !held.contains(tensor)) {
+        None => Ok(files),
+        Some((tensor, file)) => Err(bad(&index_path, Some(tensor), format!("is not in {file}"))),
+    }
+}
