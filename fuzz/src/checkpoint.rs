@@ -130,7 +130,7 @@ pub fn training(input: &[u8]) {
 pub fn preprocessor(input: &[u8]) {
     CONFIG.with(|config| {
         with_file("generation_config.json", input, |folder| {
-            let _ = GenerationConfig::load(folder, config);
+            let _ = GenerationConfig::load(folder, &config.text);
         });
         with_file("preprocessor_config.json", input, |folder| {
             let Some(seeing) = seeing(config) else { return };

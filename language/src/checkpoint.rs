@@ -1,13 +1,12 @@
 //! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
 
 use super::adapter::{ADAPTER_TENSORS, Adapter};
-use super::config::{Config, VISION};
-use super::footprint::Storage;
-use super::gguf::{self, DeviceStorage, GgmlType, Gguf, Tensors};
+use super::gguf::{self, DeviceStorage, GgmlType, Gguf};
+use super::gguf_model::{Tensors, gguf_name};
 use super::json::{self, Fields, MAX_CONFIG, bad};
-use super::model::LoadOptions;
+use super::options::{LoadOptions, Storage};
 use super::processor::Processor;
-use super::seam::{Model, Models};
+use super::seam::{Config, Model, Models, VISION};
 use super::weights::Weights;
 use pascaline::{DType, Device, Result};
 use std::fs;
@@ -127,7 +126,7 @@ impl Checkpoint {
     pub fn processor(&self) -> Result<Processor> {
         match &self.files {
             Files::Directory(dir) => Processor::load_directory(dir, self.config()?),
-            Files::Gguf { text, vision } => gguf::processor(text, vision.as_deref(), self.config()?),
+            Files::Gguf { text, vision } => Processor::load_gguf(text, vision.as_deref(), self.config()?),
         }
     }
 
@@ -162,7 +161,7 @@ impl Checkpoint {
             return Storage::Quantized(format);
         }
         let kept = || {
-            let name = gguf::gguf_name(published, config)?;
+            let name = gguf_name(published, config)?;
             Some(self.gguf_files().find_map(|file| file.tensor(&name))?.ty)
         };
         let ty = if options.keep_quantized { kept() } else { None };

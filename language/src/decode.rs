@@ -1,9 +1,8 @@
 //! Decode: the pass of one token after the prompt, or of several with guessed tokens. On GPUs it is captured once and
 //! replayed.
 
-use super::footprint::peaks;
 use super::lookup::Lookup;
-use super::network::Network;
+use super::network::{Network, peaks};
 use super::relay::Relay;
 use super::sampling::{self, Sampler};
 use super::text::{Images, Stage, TextModel};

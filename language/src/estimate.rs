@@ -5,10 +5,12 @@
 //! rows, bound by arithmetic. The shares of the peak rates are those that the kernels reach on an H200 and in the virtual
 //! GPU's cost model; no Pascal card has confirmed them.
 
-use super::config::{Config, VISION};
 use super::fit::Choice;
-use super::footprint::{Footprint, Storage, Workload};
+use super::footprint::Footprint;
+use super::options::Storage;
 use super::seam::VisionPlace;
+use super::seam::{Config, VISION};
+use super::workload::Workload;
 use pascaline::quant::QuantTensor;
 use pascaline::{DType, Result};
 

@@ -4,12 +4,12 @@
 //! The candidates are in the order of their cost to the user: those that keep the answer bit for bit before those that
 //! round more, and fast ones before slow ones.
 
-use super::batch::{BatchOptions, PAGE};
-use super::config::Config;
-use super::footprint::{Footprint, Gpu, Planned, Storage, Workload};
-use super::model::{LoadOptions, Matrices};
+use super::footprint::{Footprint, Gpu, Planned, Workload};
+use super::options::{BatchOptions, LoadOptions, Matrices, Storage};
+use super::seam::Config;
 use super::seam::VisionPlace;
 use pascaline::kv::KvFormat;
+use pascaline::ops::PAGE;
 use pascaline::quant::Format;
 use pascaline::{Error, Result};
 

@@ -4,44 +4,24 @@
 //! answer, and tensors have no contents. So allocations, launches and modules are those of a real run. Tests compare the result with
 //! the pool's books after one.
 
-use super::batch::{self, BatchOptions, Rehearsed};
-use super::config::Config;
 use super::decode::{CHECKED, Decoder};
 use super::lookup::Lookup;
-use super::media::{Patches, VisionOutput, VisionSizes};
-use super::model::LoadOptions;
+use super::media::{Patches, VisionSizes};
 use super::network::Network;
+use super::options::{BatchOptions, LoadOptions, Storage};
+use super::pass::{Rehearsed, rehearse};
 use super::placement::{Placement, SplitMode};
 use super::sampling::{Sampler, Sampling};
+use super::seam::Config;
 use super::text::{ImageRun, Images};
 use super::weights::Weights;
+use super::workload::Seen;
 use pascaline::cuda::CudaDevice;
 use pascaline::plan::{Books, PlannedGpu, plan};
-use pascaline::quant::Format;
-use pascaline::{DType, Device, Error, Result, memory};
+use pascaline::{Device, Error, Result, memory};
 use std::ops::ControlFlow;
 
-/// The storage of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Storage {
-    /// In f32 or f16.
-    Float(DType),
-    /// As it comes from a file of this format.
-    Stored(Format),
-    /// Quantised on the device while it is loaded.
-    Quantized(Format),
-}
-
-/// The work that the memory must be enough for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Workload {
-    /// Tokens that the cache has room for: prompt, pictures and answer.
-    pub context: usize,
-    /// Tokens of the prompt among them.
-    pub prompt: usize,
-    /// Patches of the largest picture; 0 without pictures.
-    pub patches: usize,
-}
+pub use super::workload::Workload;
 
 /// The properties of a GPU that decide which kernels run, and so their scratch memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,8 +200,7 @@ impl Planned<'_> {
                         let pool = network.text.pages(batch.pages)?;
                         count_cache(gpus, &mut found)?;
                         let seen = see(&network, work)?;
-                        let Rehearsed { launches, live } =
-                            batch::rehearse(&network, pool, work, batch, seen)?;
+                        let Rehearsed { launches, live } = rehearse(&network, pool, work, batch, seen)?;
                         (launches, live)
                     }
                 };
@@ -240,12 +219,6 @@ fn live(device: &CudaDevice) -> Result<usize> {
     Ok(memory::pool(device)?.statistics().live)
 }
 
-/// The most bytes that were in use on each device.
-pub(super) fn peaks<'d>(devices: impl Iterator<Item = &'d Device>) -> Result<Vec<usize>> {
-    let peak = |device| Ok(memory::pool(device)?.statistics().peak_live);
-    devices.filter_map(Device::as_cuda).map(peak).collect()
-}
-
 fn count_cache(gpus: &[CudaDevice], found: &mut [Footprint]) -> Result<()> {
     for (found, gpu) in found.iter_mut().zip(gpus) {
         found.cache = live(gpu)?.saturating_sub(found.weights);
@@ -258,12 +231,6 @@ fn patches(sizes: VisionSizes, work: &Workload) -> Patches {
     let side = sizes.merge.max(1);
     let grid = [1, side, work.patches / side];
     Patches { grid, values: vec![0.0; grid.iter().product::<usize>() * sizes.patch_len] }
-}
-
-/// A picture, its embeddings and a second one between two blocks of the tower.
-pub(super) struct Seen {
-    pub patches: Option<Patches>,
-    pub outputs: Vec<VisionOutput>,
 }
 
 fn see(network: &Network, work: &Workload) -> Result<Seen> {

@@ -28,6 +28,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use url::Url;
 
+pub use download::Event;
+
 /// Where models are if `HF_ENDPOINT` does not say otherwise.
 const ENDPOINT: &str = "https://huggingface.co";
 /// Seconds for which a transfer may stall if `HF_HUB_DOWNLOAD_TIMEOUT` does not say otherwise.
@@ -82,37 +84,6 @@ impl HubModel {
     fn error(&self, item: Option<&str>, reason: impl Into<String>) -> Error {
         Error::Checkpoint { file: self.id.clone(), item: item.map(str::to_owned), reason: reason.into() }
     }
-}
-
-/// The events of a download.
-#[derive(Debug)]
-pub enum Event<'a> {
-    /// Bytes of a file were downloaded.
-    Progress {
-        /// Its path in the repository.
-        file: &'a str,
-        /// Bytes so far, those of an earlier download included.
-        loaded: u64,
-        /// Its size in bytes.
-        size: u64,
-    },
-    /// A file is complete and is what the hub says it is.
-    Fetched {
-        /// Its path in the repository.
-        file: &'a str,
-    },
-    /// A transfer was interrupted, and will resume.
-    Retry {
-        /// The file's path in the repository.
-        file: &'a str,
-        /// The reason.
-        reason: &'a str,
-    },
-    /// The hub can't be reached, so the files in the cache are used.
-    Unreachable {
-        /// The reason.
-        reason: &'a str,
-    },
 }
 
 /// A hub and its cache on this machine.

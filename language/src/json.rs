@@ -5,6 +5,9 @@ use pascaline::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
 
+/// The largest dimension or count; products of two stay far from overflow.
+pub const MAX_DIMENSION: u64 = 1 << 24;
+
 /// The most bytes of a configuration file.
 pub const MAX_CONFIG: u64 = 16 << 20;
 

@@ -1,97 +1,27 @@
 //! The whole model: loading and prefill. `generate` answers one conversation with it, `batch` many requests at once.
 
-use super::batch::BatchOptions;
 use super::checkpoint::Checkpoint;
-use super::config::{Config, TextConfig};
-use super::footprint::{Gpu, Planned, Storage};
+use super::config::TextConfig;
+use super::footprint::{Gpu, Planned};
 use super::media::Patches;
 use super::media::VisionOutput;
 use super::network::{Network, Prefill};
+use super::options::{BatchOptions, LoadOptions, Storage};
 use super::placement::{Placement, SplitMode};
 use super::processor::{Processor, Prompt};
 use super::rows;
-use super::seam::VisionPlace;
+use super::seam::Config;
 use super::text::{ImageRun, Images};
-use super::weights::{Conversion, Progress, Weights};
+use super::weights::{Conversion, Progress};
 use pascaline::cuda::CudaDevice;
-use pascaline::kv::KvFormat;
 use pascaline::memory::Way;
 use pascaline::nn::{KvCache, Rope};
 use pascaline::ops::PAGE;
-use pascaline::quant::Format;
-use pascaline::{DType, Device, Error, MAX_ELEMENTS, Result, Tensor};
+use pascaline::{Device, Error, MAX_ELEMENTS, Result, Tensor};
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
-
-/// How [`LanguageModel::load_checkpoint`] loads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadOptions {
-    /// The type of matrices on the device: f32 or f16. All arithmetic is f32.
-    pub dtype: DType,
-    /// The cache's format: f32, or one that rounds keys and values and takes a half or a quarter of the memory.
-    pub cache: KvFormat,
-    /// The format that the matrices of linear maps and embeddings are quantised to on the device; it overrides `dtype`.
-    pub quantize: Option<Format>,
-    /// Whether matrices that are quantised in a GGUF file stay quantised on the device. This overrides `dtype`; `quantize`
-    /// overrides it. Types without kernels are converted to the nearest format with kernels ([`LanguageModel::conversions`] lists
-    /// them).
-    pub keep_quantized: bool,
-    /// The number of decoder layers whose weights stay on the GPU; `None`: all. The weights of the layers after them stay
-    /// in pinned host memory. They are streamed through two buffers on the device, each while the layer before computes.
-    /// This is for cards that can't hold the model. The results are the same. A decoded token takes at least the time of
-    /// copying these weights, and uses no graph.
-    pub gpu_layers: Option<usize>,
-    /// Whether the embedding stays in pinned host memory, where the kernel that looks up rows reads them. For models whose output
-    /// projection has weights of its own: the others' embedding is read whole for each token.
-    pub host_embedding: bool,
-    /// Where the vision tower is, for cards that can't hold both it and the text model.
-    pub vision: VisionPlace,
-    /// The type of the vision tower's matrices, if not that of the others.
-    pub vision_matrices: Option<Matrices>,
-    /// Prompt tokens of one pass. A lower number bounds the memory of a long prompt's activations, a higher one keeps a GPU
-    /// busy.
-    pub tokens_per_pass: usize,
-}
-
-impl LoadOptions {
-    /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; those that are quantised
-    /// in a GGUF file as they are. The cache in f32.
-    pub fn for_device(device: &Device) -> Self {
-        let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
-        Self {
-            dtype,
-            quantize: None,
-            keep_quantized: true,
-            cache: KvFormat::F32,
-            gpu_layers: None,
-            host_embedding: false,
-            vision: VisionPlace::Resident,
-            vision_matrices: None,
-            tokens_per_pass: 1024,
-        }
-    }
-}
-
-/// A type for matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Matrices {
-    /// In f32 or f16.
-    Float(DType),
-    /// Quantised while they are loaded.
-    Quantized(Format),
-}
-
-impl Matrices {
-    /// `options` with this type for all matrices.
-    pub fn apply(self, options: LoadOptions) -> LoadOptions {
-        match self {
-            Self::Float(dtype) => LoadOptions { dtype, quantize: None, keep_quantized: false, ..options },
-            Self::Quantized(format) => LoadOptions { quantize: Some(format), ..options },
-        }
-    }
-}
 
 /// A model on a device.
 pub struct LanguageModel {
@@ -229,8 +159,8 @@ impl LanguageModel {
             let ahead: Vec<_> = ahead.collect();
             let mut weights = checkpoint.weights(config, options.dtype, device)?;
             weights = weights.stored_as(&options);
-            let mut done = |weights: &Weights| progress(weights.progress());
-            let network = Network::load(&mut weights, config, placement, &options, &Device::Cpu, &mut done)?;
+            let network =
+                Network::load(&mut weights, config, placement, &options, &Device::Cpu, &mut progress)?;
             if let Some(name) = weights.unused().first() {
                 return Err(Error::Checkpoint {
                     file: path.display().to_string(),

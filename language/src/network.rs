@@ -2,12 +2,12 @@
 //!
 //! `model` loads one from a checkpoint; `footprint` makes one on planned devices.
 
-use super::config::Config;
 use super::media::Patches;
 use super::media::{VisionOutput, VisionProgress};
-use super::model::LoadOptions;
+use super::options::LoadOptions;
 use super::placement::Placement;
-use super::seam::{Tower, Vision, VisionPlace};
+use super::seam::Config;
+use super::seam::{Progress, Tower, Vision, VisionPlace};
 use super::text::{ImageRun, Images, TextModel};
 use super::weights::Weights;
 use pascaline::nn::{KvCache, Rope};
@@ -31,7 +31,7 @@ impl Network {
         placement: &Placement,
         options: &LoadOptions,
         host: &Device,
-        done: &mut dyn FnMut(&Weights),
+        done: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         let resident = options.gpu_layers.unwrap_or(config.text.num_hidden_layers);
         let (cache, in_host) = (options.cache, options.host_embedding);
@@ -135,6 +135,12 @@ impl Network {
         self.text.settle()?;
         Ok(Some(Prefill { logits, passed: count }))
     }
+}
+
+/// The most bytes that were in use on each device.
+pub(super) fn peaks<'d>(devices: impl Iterator<Item = &'d Device>) -> Result<Vec<usize>> {
+    let peak = |device| Ok(memory::pool(device)?.statistics().peak_live);
+    devices.filter_map(Device::as_cuda).map(peak).collect()
 }
 
 /// The result of prefill.

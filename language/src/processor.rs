@@ -1,11 +1,13 @@
 //! Messages, pictures and videos → the model's inputs.
 
 use super::chat::{ChatTemplate, Media, Message, Part};
-use super::config::{Config, GenerationConfig};
+use super::config::GenerationConfig;
 use super::control::{ControlTokens, StandIns};
+use super::gguf::Gguf;
+use super::gguf_model;
 use super::media::{ImagePlan, Patches, Positions, Visual};
 use super::picture::{Picture, PictureHeader};
-use super::seam::{Pictures, VisionFiles};
+use super::seam::{Config, Pictures, Vision, VisionFiles};
 use super::tokenizer::Tokenizer;
 use pascaline::Result;
 use std::path::Path;
@@ -20,7 +22,7 @@ pub struct Processor {
     pub pictures: Option<Box<dyn Pictures>>,
     /// Text ↔ tokens.
     pub tokenizer: Tokenizer,
-    pub(crate) template: ChatTemplate,
+    template: ChatTemplate,
 }
 
 /// A prepared prompt: the model's inputs.
@@ -36,12 +38,26 @@ pub struct Prompt {
 
 impl Processor {
     pub(crate) fn load_directory(dir: &Path, config: Config) -> Result<Self> {
-        let pictures = |vision: &dyn super::seam::Vision| vision.pictures(VisionFiles::Directory(dir));
+        let pictures = |vision: &dyn Vision| vision.pictures(VisionFiles::Directory(dir));
         Ok(Self {
-            generation: GenerationConfig::load(dir, &config)?,
+            generation: GenerationConfig::load(dir, &config.text)?,
             pictures: config.vision.as_deref().map(pictures).transpose()?,
             tokenizer: Tokenizer::load(dir, &config)?,
             template: ChatTemplate::load(dir)?,
+            config,
+        })
+    }
+
+    pub(crate) fn load_gguf(text: &Gguf, vision: Option<&Gguf>, config: Config) -> Result<Self> {
+        let metadata = text.metadata();
+        let template = "tokenizer.chat_template";
+        let source = metadata.required(template, metadata.str(template)?)?;
+        let pictures = |(part, file): (&dyn Vision, &Gguf)| part.pictures(VisionFiles::Gguf(file));
+        Ok(Self {
+            generation: gguf_model::generation(text, &config)?,
+            pictures: config.vision.as_deref().zip(vision).map(pictures).transpose()?,
+            tokenizer: gguf_model::tokenizer(text, &config)?,
+            template: ChatTemplate::parse(text.path().to_owned(), source)?,
             config,
         })
     }
@@ -122,7 +138,7 @@ impl Processor {
 
     fn expand(&self, prompt: String, media: &[Media]) -> Result<String> {
         match &self.pictures {
-            Some(pictures) => pictures.expand(&prompt, media, &self.tokenizer),
+            Some(pictures) => pictures.expand(&prompt, media, &|id| self.tokenizer.spelling(id)),
             None => Ok(prompt),
         }
     }

@@ -10,8 +10,8 @@
 //! embedding       whole, on the first device
 //! ```
 
-use super::config::Config;
-use super::footprint::Storage;
+use super::options::Storage;
+use super::seam::Config;
 use pascaline::{Error, Result};
 use std::ops::Range;
 

@@ -1,22 +1,22 @@
 //! What a model says of itself; all else is written once, in this crate.
 //!
 //! A [`Model`] reads configurations. Its decoder is a pre-norm transformer with grouped-query attention, RMSNorm on queries and keys,
-//! SwiGLU and rotary positions, which [`TextConfig`](crate::config::TextConfig) sizes. A model that sees has a [`Vision`] part in
+//! SwiGLU and rotary positions, which [`TextConfig`] sizes. A model that sees has a [`Vision`] part in
 //! its configuration: that names its tensors, loads its [`Tower`] and prepares [`Pictures`].
 
 use super::chat::Media;
-use super::config::Config;
+use super::config::TextConfig;
 use super::gguf::{Field, Gguf};
 use super::json::Fields;
 use super::media::{ImagePlan, Patches, Positions, VisionOutput, VisionProgress, VisionSizes, Visual};
 use super::picture::PictureHeader;
-use super::tokenizer::Tokenizer;
-use super::weights::Weights;
-use pascaline::{Device, Result};
+use pascaline::nn::Matrix;
+use pascaline::{Device, Error, Result, Tensor};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A family of models of one architecture.
 pub trait Model: Debug + Sync {
@@ -32,23 +32,131 @@ pub trait Model: Debug + Sync {
     /// Reads and checks `config.json`.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
+    /// [`Error::Checkpoint`] with file and field.
     fn config(&'static self, fields: Fields) -> Result<Config>;
 
     /// Reads and checks the metadata of GGUF files.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and key.
+    /// [`Error::Checkpoint`] with file and key.
     fn gguf_config(&'static self, text: &Gguf, vision: Option<&Gguf>) -> Result<Config>;
 
     /// The file of the part that sees, beside a text file; `None` for a model of text alone.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) if the model needs one and there is none, or more than one.
+    /// [`Error::Checkpoint`] if the model needs one and there is none, or more than one.
     fn vision_file(&self, text: &Gguf) -> Result<Option<Gguf>>;
 
     /// The keys of a text file that only this architecture has, without its name.
     fn gguf_keys(&self, config: &Config) -> Vec<(&'static str, Field)>;
+}
+
+/// What a checkpoint says of its model.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The model that has these sizes.
+    pub model: &'static dyn Model,
+    /// The decoder.
+    pub text: TextConfig,
+    /// Whether the output projection is the token embedding.
+    pub tie_word_embeddings: bool,
+    /// The part that sees; `None` for a model of text alone.
+    pub vision: Option<Arc<dyn Vision>>,
+}
+
+/// The output projection's name, where it is not the embedding.
+pub const LM_HEAD: &str = "lm_head.weight";
+/// The beginning of the names of the tensors of the part that sees.
+pub const VISION: &str = "model.visual.";
+/// Tensors of a decoder layer.
+const PER_LAYER: usize = 11;
+
+/// If the configuration has this many tensors more than the files, the missing ones are not listed.
+pub const MANY: usize = 10_000;
+
+impl Config {
+    /// The published name of a tensor of the decoder, such as `norm.weight`.
+    pub fn text_name(&self, part: &str) -> String {
+        format!("{}{part}", self.model.prefix())
+    }
+
+    /// The published name of a weight of a decoder layer, such as `mlp.up_proj`.
+    pub fn layer_name(&self, layer: usize, part: &str) -> String {
+        self.text_name(&format!("layers.{layer}.{part}.weight"))
+    }
+
+    /// The token embedding's published name.
+    pub fn embedding(&self) -> String {
+        self.text_name("embed_tokens.weight")
+    }
+
+    /// The published name of the matrix that gives the logits.
+    pub fn output(&self) -> String {
+        if self.tie_word_embeddings { self.embedding() } else { LM_HEAD.to_owned() }
+    }
+
+    /// The names and shapes of the tensors that a model of this configuration has in its files.
+    pub fn tensors(&self) -> BTreeMap<String, Vec<usize>> {
+        let mut tensors = self.vision.as_ref().map_or_else(BTreeMap::new, |vision| vision.tensors());
+        let text = &self.text;
+        let (hidden, mlp, head) = (text.hidden_size, text.intermediate_size, text.head_dim);
+        let (q_width, kv_width) = (text.num_attention_heads * head, text.num_key_value_heads * head);
+        let mut add = |name: String, shape: &[usize]| tensors.insert(name, shape.to_vec());
+        add(self.embedding(), &[text.vocab_size, hidden]);
+        add(self.text_name("norm.weight"), &[hidden]);
+        if !self.tie_word_embeddings {
+            add(LM_HEAD.into(), &[text.vocab_size, hidden]);
+        }
+        for layer in 0..text.num_hidden_layers {
+            let mut add = |part: &str, shape: &[usize]| add(self.layer_name(layer, part), shape);
+            add("input_layernorm", &[hidden]);
+            add("self_attn.q_proj", &[q_width, hidden]);
+            add("self_attn.k_proj", &[kv_width, hidden]);
+            add("self_attn.v_proj", &[kv_width, hidden]);
+            add("self_attn.o_proj", &[hidden, q_width]);
+            add("self_attn.q_norm", &[head]);
+            add("self_attn.k_norm", &[head]);
+            add("post_attention_layernorm", &[hidden]);
+            add("mlp.gate_proj", &[mlp, hidden]);
+            add("mlp.up_proj", &[mlp, hidden]);
+            add("mlp.down_proj", &[hidden, mlp]);
+        }
+        tensors
+    }
+
+    /// The number of [`tensors`](Self::tensors), without the list.
+    pub fn tensor_count(&self) -> usize {
+        let outside = 2 + usize::from(!self.tie_word_embeddings);
+        let vision = self.vision.as_ref().map_or(0, |vision| vision.tensor_count());
+        outside + PER_LAYER * self.text.num_hidden_layers + vision
+    }
+
+    /// The number of tensors, if it is too far above the `held` tensors of the files to list the missing ones.
+    pub fn far_more_than(&self, held: usize) -> Option<usize> {
+        Some(self.tensor_count()).filter(|&count| count > MANY.saturating_add(held))
+    }
+
+    /// Tokens and patches of a picture of width × height pixels that is not resized; none for a model of text alone.
+    pub fn picture(&self, [width, height]: [usize; 2]) -> (usize, usize) {
+        let Some(sizes) = self.vision.as_ref().map(|vision| vision.sizes()) else { return (0, 0) };
+        let tokens = width.div_ceil(sizes.token_side()) * height.div_ceil(sizes.token_side());
+        (tokens, tokens * sizes.merge_len())
+    }
+
+    /// Blocks of the part that sees; none for a model of text alone.
+    pub fn vision_depth(&self) -> usize {
+        self.vision.as_ref().map_or(0, |vision| vision.sizes().depth)
+    }
+
+    /// The error for pictures, if the model is of text alone.
+    pub(crate) fn blind(&self) -> Error {
+        Error::Unsupported {
+            op: "load",
+            argument: "pictures",
+            value: self.model.model_type().to_owned(),
+            reason: "it is a model of text alone, which takes no pictures or videos".into(),
+        }
+    }
 }
 
 /// The models that a program knows.
@@ -80,7 +188,7 @@ pub trait Vision: Any + Debug + Send + Sync {
     /// Its sizes.
     fn sizes(&self) -> VisionSizes;
 
-    /// The names and shapes of its tensors; the names begin with [`VISION`](crate::config::VISION).
+    /// The names and shapes of its tensors; the names begin with [`VISION`].
     fn tensors(&self) -> BTreeMap<String, Vec<usize>>;
 
     /// The number of [`tensors`](Self::tensors), without the list.
@@ -95,21 +203,54 @@ pub trait Vision: Any + Debug + Send + Sync {
     /// How pictures are prepared.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
+    /// [`Error::Checkpoint`] with file and field.
     fn pictures(&self, files: VisionFiles) -> Result<Box<dyn Pictures>>;
 
     /// Takes the tower's tensors; with `passing`, those of the blocks and mergers stay there, in host memory. `done` is called
     /// after each block.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint), or a device error.
+    /// [`Error::Checkpoint`], or a device error.
     fn tower(
         &self,
-        weights: &mut Weights,
+        tensors: &mut dyn Tensors,
         device: &Device,
         passing: Option<&Device>,
-        done: &mut dyn FnMut(&Weights),
+        done: &mut dyn FnMut(Progress),
     ) -> Result<Box<dyn Tower>>;
+}
+
+/// The progress of loading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Tensors loaded so far.
+    pub loaded: usize,
+    /// Tensors of the model.
+    pub total: usize,
+}
+
+/// The tensors of a checkpoint, by their published names, each taken once.
+pub trait Tensors {
+    /// The matrix of a linear map, on the device that is loaded onto.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], or a device error.
+    fn weight(&mut self, name: &str) -> Result<Matrix>;
+
+    /// A norm's weight or a bias: always f32.
+    ///
+    /// # Errors
+    /// As [`weight`](Self::weight).
+    fn vector(&mut self, name: &str) -> Result<Tensor>;
+
+    /// A table that stays in host memory, in f32.
+    ///
+    /// # Errors
+    /// As [`weight`](Self::weight).
+    fn host(&mut self, name: &str) -> Result<Vec<f32>>;
+
+    /// How many were taken.
+    fn progress(&self) -> Progress;
 }
 
 /// The network that turns patches into embeddings.
@@ -118,7 +259,7 @@ pub trait Tower: Send + Sync {
     /// one image have the same patches.
     ///
     /// # Errors
-    /// [`Error::Shape`](pascaline::Error::Shape) if the patches are not the tower's, or a device error; `progress` is of no use then.
+    /// [`Error::Shape`] if the patches are not the tower's, or a device error; `progress` is of no use then.
     fn advance(
         &self,
         patches: &Patches,
@@ -132,28 +273,33 @@ pub trait Pictures: Any + Send + Sync {
     /// The patches of an image or video.
     ///
     /// # Errors
-    /// [`Error::Image`](pascaline::Error::Image).
+    /// [`Error::Image`].
     fn patches(&self, visual: &Visual) -> Result<Patches>;
 
     /// What a picture with this header becomes.
     ///
     /// # Errors
-    /// [`Error::Image`](pascaline::Error::Image).
+    /// [`Error::Image`].
     fn plan(&self, name: &str, header: PictureHeader) -> Result<ImagePlan>;
 
     /// The tokens that an image or video becomes.
     fn media(&self, visual: &Visual, patches: &Patches) -> Media;
 
-    /// The prompt with its placeholders replaced by pad tokens.
+    /// The prompt with its placeholders replaced by pad tokens, which `spelling` spells.
     ///
     /// # Errors
-    /// [`Error::Prompt`](pascaline::Error::Prompt) if placeholders and media do not fit each other.
-    fn expand(&self, prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<String>;
+    /// [`Error::Prompt`] if placeholders and media do not fit each other.
+    fn expand(
+        &self,
+        prompt: &str,
+        media: &[Media],
+        spelling: &dyn Fn(u32) -> Option<String>,
+    ) -> Result<String>;
 
     /// The positions of tokens that include the pads of these grids.
     ///
     /// # Errors
-    /// [`Error::Prompt`](pascaline::Error::Prompt) if the tokens and the grids do not fit each other.
+    /// [`Error::Prompt`] if the tokens and the grids do not fit each other.
     fn positions(&self, ids: &[u32], grids: &mut dyn Iterator<Item = [usize; 3]>) -> Result<Positions>;
 
     /// Whether an image's or video's embedding replaces this token's.

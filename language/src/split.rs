@@ -4,12 +4,12 @@
 //! memory bandwidths, which bound the time of a token; a GPU that would be too full gives layers to the one with the most
 //! room left.
 
-use super::batch::{BatchOptions, PAGE};
 use super::fit::{Asked, Model};
 use super::footprint::{Footprint, Gpu, Places, Planned, Workload};
-use super::model::LoadOptions;
+use super::options::{BatchOptions, LoadOptions};
 use super::placement::{SplitMode, in_ratio};
 use super::rows;
+use pascaline::ops::PAGE;
 use pascaline::{Error, Result};
 
 /// One of the GPUs that a model is spread over.

@@ -1,12 +1,14 @@
 //! The language model: embeddings → hidden states → logits, on one device, as a pipeline over several, or with layers split
 //! over several.
 
-use super::config::{Config, TextConfig};
+use super::config::TextConfig;
 use super::layers::Layers;
 use super::media::VisionOutput;
 use super::placement::{Placement, SplitMode};
 use super::rope::{RopeTables, text_rope};
 use super::rows::{self, Cut};
+use super::seam::Config;
+use super::seam::Progress;
 use super::weights::Weights;
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::memory::{self, Link, Way};
@@ -84,7 +86,7 @@ impl TextModel {
         cache: KvFormat,
         gpu_layers: usize,
         host_embedding: bool,
-        done: &mut dyn FnMut(&Weights),
+        done: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         let text = &config.text;
         let of = if placement.mode() == SplitMode::Row { placement.devices().len() } else { 1 };
@@ -107,7 +109,7 @@ impl TextModel {
             false => Linear::new(weights.cut(&[config.output()], Cut::Rows { index: 0, of })?, None)?,
         }];
         let embed_tokens = Embedding::new(table)?;
-        done(weights);
+        done(weights.progress());
         for (index, device) in placement.devices().enumerate().take(of).skip(1) {
             weights.load_onto(device);
             lm_heads.push(Linear::new(weights.cut(&[config.output()], Cut::Rows { index, of })?, None)?);
@@ -128,7 +130,7 @@ impl TextModel {
                     stage.layers.push(block(weights, config, layer, (index, of))?);
                 }
                 weights.let_go();
-                done(weights);
+                done(weights.progress());
             }
         }
         let stages_of_norms = if of > 1 { 0..of } else { stages.len() - 1..stages.len() };
@@ -140,7 +142,7 @@ impl TextModel {
                     Device::Cuda(device) if layer >= gpu_layers => layers.push_streamed(&block, device)?,
                     _ => layers.push(block),
                 }
-                done(weights);
+                done(weights.progress());
             }
             if stages_of_norms.contains(&stage) {
                 let norm = weights.vector(&config.text_name("norm.weight"))?;

@@ -1,9 +1,9 @@
 //! Text ↔ tokens, by the checkpoint's `tokenizer.json`.
 
 use super::chat::{check_length, most_bytes};
-use super::config::Config;
 use super::control::StandIns;
 use super::json::{bad, parse_object, read_bytes};
+use super::seam::Config;
 use super::tokenizer_parts;
 use pascaline::{Error, Result};
 use std::collections::{HashMap, HashSet};

@@ -1,29 +1,20 @@
 //! The tensors of a checkpoint: which ones a model needs, where they are, and loading them.
 
 use super::adapter::Adapter;
-use super::config::Config;
-use super::footprint::Storage;
-use super::gguf::{DeviceStorage, GgmlType, Tensors};
+use super::gguf_model::Tensors;
 use super::json::{self, MAX_CONFIG, bad};
-use super::model::{LoadOptions, Matrices};
+use super::options::{LoadOptions, Matrices, Storage};
 use super::rows::{self, Cut};
 use super::safetensors::{FileType, SafeTensors};
+use super::seam::{self, Config};
 use half::f16;
 use pascaline::nn::Matrix;
-use pascaline::quant::{Format, QuantTensor};
+use pascaline::quant::{DeviceStorage, Format, GgmlType, QuantTensor};
 use pascaline::{DType, Device, Error, Result, Tensor};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// If the configuration has this many tensors more than the files, the missing ones are not listed.
-pub const MANY: usize = 10_000;
-
-/// The configuration's number of tensors, if it is too far above the `held` tensors of the files to list the missing ones.
-pub fn far_more_than(config: &Config, held: usize) -> Option<usize> {
-    Some(config.tensor_count()).filter(|&count| count > MANY.saturating_add(held))
-}
 
 /// A checkpoint's tensors, checked: none missing, none unknown, all of the right shape.
 pub struct Weights {
@@ -55,14 +46,7 @@ pub struct Conversion {
     pub matrices: usize,
 }
 
-/// The progress of loading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Tensors loaded so far.
-    pub loaded: usize,
-    /// Tensors of the model.
-    pub total: usize,
-}
+pub use super::seam::Progress;
 
 /// Whole matrices in host memory, by name.
 #[derive(Default)]
@@ -120,7 +104,7 @@ impl Weights {
         check_dtype(dtype)?;
         let files = open_files(dir)?;
         let held = files.iter().map(|file| file.entries().len()).sum();
-        if let Some(count) = far_more_than(config, held) {
+        if let Some(count) = config.far_more_than(held) {
             let reason = format!("the configuration has {count} tensors, the files only {held}");
             return Err(bad(&dir.join("config.json"), Some("num_hidden_layers or depth"), reason));
         }
@@ -508,6 +492,24 @@ impl Weights {
         let shape = self.source.shape(name)?.to_vec();
         self.index.insert(name.to_owned(), true);
         Ok((&self.source, shape))
+    }
+}
+
+impl seam::Tensors for Weights {
+    fn weight(&mut self, name: &str) -> Result<Matrix> {
+        self.weight(&[name])
+    }
+
+    fn vector(&mut self, name: &str) -> Result<Tensor> {
+        self.vector(name)
+    }
+
+    fn host(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.host(name)
+    }
+
+    fn progress(&self) -> Progress {
+        self.progress()
     }
 }
 

@@ -3,12 +3,13 @@
 //! Nothing of the model's size is fixed in code: layers, heads, widths, RoPE and pixel limits are what the files say.
 //! Fields and defaults are those of transformers' `Qwen3VLConfig`, `Qwen3Config` and `Qwen2VLImageProcessor`.
 
-use language::config::{MAX_DIMENSION, Refuse};
-use language::json::{self, Fields, MAX_CONFIG};
+use language::config::Refuse;
+use language::json::{self, Fields, MAX_CONFIG, MAX_DIMENSION};
 use pascaline::Result;
 use std::path::Path;
 
-pub use language::config::{Config, GenerationConfig, TextConfig};
+pub use language::config::{GenerationConfig, TextConfig};
+pub use language::seam::Config;
 
 /// Reads and checks `config.json` in `dir`.
 ///

@@ -8,8 +8,7 @@ use super::vision::VisionTower;
 use language::gguf::{Field, Gguf};
 use language::json::{Fields, bad};
 use language::media::VisionSizes;
-use language::seam::{self, Model, Tower, Vision, VisionFiles};
-use language::weights::Weights;
+use language::seam::{self, Model, Progress, Tensors, Tower, Vision, VisionFiles};
 use pascaline::{Device, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -143,11 +142,11 @@ impl Vision for Seeing {
 
     fn tower(
         &self,
-        weights: &mut Weights,
+        tensors: &mut dyn Tensors,
         device: &Device,
         passing: Option<&Device>,
-        done: &mut dyn FnMut(&Weights),
+        done: &mut dyn FnMut(Progress),
     ) -> Result<Box<dyn Tower>> {
-        Ok(Box::new(VisionTower::load(weights, &self.tower, device, passing, done)?))
+        Ok(Box::new(VisionTower::load(tensors, &self.tower, device, passing, done)?))
     }
 }

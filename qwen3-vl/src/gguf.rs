@@ -13,6 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use language::gguf::*;
+pub use language::gguf_model::*;
 
 /// The vision file's projector.
 const PROJECTOR: &str = "qwen3vl_merger";

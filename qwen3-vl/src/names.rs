@@ -1,8 +1,8 @@
 //! The tensors of the vision tower: their names and shapes in a published checkpoint, and their names in a GGUF file.
 
 use super::config::VisionConfig;
-use language::config::VISION;
-use language::gguf::numbered;
+use language::gguf_model::numbered;
+use language::seam::VISION;
 use std::collections::BTreeMap;
 
 /// The names and shapes of the tower's tensors.

@@ -8,7 +8,6 @@ use language::chat::Media;
 use language::media::{ImagePlan, Patches, Positions, Visual};
 use language::picture::PictureHeader;
 use language::seam;
-use language::tokenizer::Tokenizer;
 use pascaline::{Error, Result};
 use std::any::Any;
 
@@ -57,8 +56,13 @@ impl seam::Pictures for Pictures {
         }
     }
 
-    fn expand(&self, prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<String> {
-        expand(prompt, media, &Spellings::new(&self.seeing, tokenizer))
+    fn expand(
+        &self,
+        prompt: &str,
+        media: &[Media],
+        spelling: &dyn Fn(u32) -> Option<String>,
+    ) -> Result<String> {
+        expand(prompt, media, &Spellings::new(&self.seeing, spelling))
     }
 
     fn positions(&self, ids: &[u32], grids: &mut dyn Iterator<Item = [usize; 3]>) -> Result<Positions> {
@@ -91,10 +95,10 @@ pub struct Spellings {
 }
 
 impl Spellings {
-    /// Those of a vocabulary, which was checked to have them.
-    pub fn new(seeing: &Seeing, tokenizer: &Tokenizer) -> Self {
+    /// Those of a vocabulary, which was checked to have them; `spelling` spells a token.
+    pub fn new(seeing: &Seeing, spelling: impl Fn(u32) -> Option<String>) -> Self {
         let [image_pad, video_pad, vision_start, vision_end] =
-            seeing.tokens().map(|(_, id)| tokenizer.spelling(id).unwrap_or_default());
+            seeing.tokens().map(|(_, id)| spelling(id).unwrap_or_default());
         Self { image_pad, video_pad, vision_start, vision_end }
     }
 }

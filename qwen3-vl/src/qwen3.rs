@@ -3,7 +3,8 @@
 //! The computation is that of transformers' `qwen3`; GGUF files are llama.cpp's of architecture `qwen3`.
 
 use super::config::{Config, only, positive, text_config};
-use language::gguf::{self, Field, Gguf};
+use language::gguf::{Field, Gguf};
+use language::gguf_model::{refuse_missing, text_config as gguf_text_config};
 use language::json::{Fields, bad};
 use language::seam::Model;
 use pascaline::Result;
@@ -49,10 +50,10 @@ impl Model for Qwen3Family {
             let reason = format!("belongs to another model; {} is of text alone", text.path().display());
             return Err(bad(file.path(), None, reason));
         }
-        let config = gguf::text_config(text, self.architecture(), |head_dim| Ok([head_dim / 2, 0, 0]))?;
+        let config = gguf_text_config(text, self.architecture(), |head_dim| Ok([head_dim / 2, 0, 0]))?;
         let tie_word_embeddings = text.tensor("output.weight").is_none();
         let config = Config { model: self, text: config, tie_word_embeddings, vision: None };
-        gguf::refuse_missing(&config, text, None)?;
+        refuse_missing(&config, text, None)?;
         Ok(config)
     }
 

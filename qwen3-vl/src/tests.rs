@@ -2,15 +2,17 @@
 
 use crate::batch::{Batch, BatchOptions};
 use crate::config;
-use crate::footprint::{Gpu, Planned, Storage};
+use crate::footprint::{Gpu, Planned};
 use crate::generate::user_turn;
 use crate::gguf::{GgmlType, Mix};
+use crate::options::Storage;
 use crate::rows::Cut;
 use crate::tokenizer::Tokenizer;
-use crate::weights::{MANY, Weights, far_more_than};
+use crate::weights::Weights;
 use crate::{Checkpoint, LoadOptions, Matrices, Options, Qwen3Vl, Visual};
 use half::f16;
-use language::config::LM_HEAD;
+use language::seam::LM_HEAD;
+use language::seam::MANY;
 use pascaline::kv::KvFormat;
 use pascaline::nn::Matrix;
 use pascaline::quant::Format;
@@ -101,8 +103,8 @@ fn missing_tensors_are_listed_up_to_a_number() {
     let mut config = config::load(&tiny()).unwrap();
     config.text.num_hidden_layers = MANY;
     let count = config.tensor_count();
-    assert_eq!(far_more_than(&config, count - MANY), None);
-    assert_eq!(far_more_than(&config, count - MANY - 1), Some(count));
+    assert_eq!(config.far_more_than(count - MANY), None);
+    assert_eq!(config.far_more_than(count - MANY - 1), Some(count));
 }
 
 /// A module that is launched and was not loaded ahead makes the first answer wait.

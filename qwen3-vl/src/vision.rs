@@ -6,8 +6,7 @@ use super::positions::{position_embeddings, vision_rope};
 use language::layers::Layers;
 use language::media::{Patches, VisionOutput, VisionProgress};
 use language::rope::RopeTables;
-use language::seam::Tower;
-use language::weights::Weights;
+use language::seam::{Progress, Tensors, Tower};
 use pascaline::nn::{Attention, LayerNorm, Linear, Mlp, Norm, Rope, TransformerBlock};
 use pascaline::ops::{self, Activation};
 use pascaline::{DType, Device, Result, Tensor};
@@ -37,13 +36,13 @@ struct Merger {
 }
 
 impl Merger {
-    fn load(weights: &mut Weights, name: &str, norm_joined: bool, joined: usize) -> Result<Self> {
+    fn load(tensors: &mut dyn Tensors, name: &str, norm_joined: bool, joined: usize) -> Result<Self> {
         let mlp = Mlp::new(
-            linear(weights, &format!("{name}.linear_fc1"))?,
+            linear(tensors, &format!("{name}.linear_fc1"))?,
             Activation::GeluErf,
-            linear(weights, &format!("{name}.linear_fc2"))?,
+            linear(tensors, &format!("{name}.linear_fc2"))?,
         )?;
-        Ok(Self { norm: layer_norm(weights, &format!("{name}.norm"))?, norm_joined, mlp, joined })
+        Ok(Self { norm: layer_norm(tensors, &format!("{name}.norm"))?, norm_joined, mlp, joined })
     }
 
     /// With its weights on `device`: copies where they are elsewhere.
@@ -62,25 +61,25 @@ impl Merger {
     }
 }
 
-fn linear(weights: &mut Weights, name: &str) -> Result<Linear> {
-    let weight = weights.weight(&[format!("{name}.weight")])?;
-    Linear::new(weight, Some(weights.vector(&format!("{name}.bias"))?))
+fn linear(tensors: &mut dyn Tensors, name: &str) -> Result<Linear> {
+    let weight = tensors.weight(&format!("{name}.weight"))?;
+    Linear::new(weight, Some(tensors.vector(&format!("{name}.bias"))?))
 }
 
-fn layer_norm(weights: &mut Weights, name: &str) -> Result<LayerNorm> {
-    let weight = weights.vector(&format!("{name}.weight"))?;
-    LayerNorm::new(weight, weights.vector(&format!("{name}.bias"))?, LAYER_NORM_EPS)
+fn layer_norm(tensors: &mut dyn Tensors, name: &str) -> Result<LayerNorm> {
+    let weight = tensors.vector(&format!("{name}.weight"))?;
+    LayerNorm::new(weight, tensors.vector(&format!("{name}.bias"))?, LAYER_NORM_EPS)
 }
 
 impl VisionTower {
     /// Takes the tower's tensors; with `passing`, those of the blocks and mergers stay there, in host memory. `done` is called after
     /// each block.
     pub(super) fn load(
-        weights: &mut Weights,
+        tensors: &mut dyn Tensors,
         config: &VisionConfig,
         device: &Device,
         passing: Option<&Device>,
-        done: &mut dyn FnMut(&Weights),
+        done: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         let joined = config.hidden_size * config.merge_len();
         let mut blocks = Layers::default();
@@ -88,29 +87,29 @@ impl VisionTower {
             let name = |part: &str| format!("model.visual.blocks.{index}.{part}");
             let (heads, head_dim) = (config.num_heads, config.head_dim());
             let block = TransformerBlock {
-                norm1: Norm::Layer(layer_norm(weights, &name("norm1"))?),
+                norm1: Norm::Layer(layer_norm(tensors, &name("norm1"))?),
                 attention: Attention::new(
-                    linear(weights, &name("attn.qkv"))?,
+                    linear(tensors, &name("attn.qkv"))?,
                     None,
-                    linear(weights, &name("attn.proj"))?,
+                    linear(tensors, &name("attn.proj"))?,
                     [heads, heads, head_dim],
                     false,
                 )?,
-                norm2: Norm::Layer(layer_norm(weights, &name("norm2"))?),
+                norm2: Norm::Layer(layer_norm(tensors, &name("norm2"))?),
                 mlp: Mlp::new(
-                    linear(weights, &name("mlp.linear_fc1"))?,
+                    linear(tensors, &name("mlp.linear_fc1"))?,
                     Activation::GeluTanh,
-                    linear(weights, &name("mlp.linear_fc2"))?,
+                    linear(tensors, &name("mlp.linear_fc2"))?,
                 )?,
             };
             match device {
                 Device::Cuda(device) if passing.is_some() => blocks.push_streamed(&block, device)?,
                 _ => blocks.push(block),
             }
-            done(weights);
+            done(tensors.progress());
         }
         let mut merger = |name: &str, norm_joined| {
-            let merger = Merger::load(weights, &format!("model.visual.{name}"), norm_joined, joined)?;
+            let merger = Merger::load(tensors, &format!("model.visual.{name}"), norm_joined, joined)?;
             match passing {
                 Some(host) => merger.on(host),
                 None => Ok(merger),
@@ -121,15 +120,15 @@ impl VisionTower {
             .collect::<Result<_>>()?;
         let merger = merger("merger", false)?;
         let tower = Self {
-            patch_embed: linear(weights, "model.visual.patch_embed.proj")?,
-            pos_embed: weights.host("model.visual.pos_embed.weight")?,
+            patch_embed: linear(tensors, "model.visual.patch_embed.proj")?,
+            pos_embed: tensors.host("model.visual.pos_embed.weight")?,
             merger,
             deepstack_mergers,
             blocks,
             device: device.clone(),
             config: config.clone(),
         };
-        done(weights);
+        done(tensors.progress());
         Ok(tower)
     }
 

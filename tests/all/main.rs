@@ -15,6 +15,7 @@ mod bad_input_training;
 mod batch;
 mod batch_fault;
 mod block_mask;
+mod circles;
 mod documented;
 mod fault_matrix;
 mod fault_messages;

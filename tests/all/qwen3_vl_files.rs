@@ -370,7 +370,7 @@ fn wrong_configurations_name_the_field() {
             folder.edit(file, |root| root["do_resize"] = value.clone());
         }
         let result = qwen3_vl::config::load(&folder.0).and_then(|config| {
-            GenerationConfig::load(&folder.0, &config)?;
+            GenerationConfig::load(&folder.0, &config.text)?;
             PreprocessorConfig::load(&folder.0, &seeing(&config).unwrap().tower)
         });
         let (item, reason) = refused(&folder.0.join(file), result);
@@ -403,7 +403,7 @@ fn limits_are_inclusive_and_defaults_are_the_references() {
     let folder = Folder::of_checkpoint();
     fs::remove_file(folder.0.join("generation_config.json")).unwrap();
     let config = qwen3_vl::config::load(&folder.0).unwrap();
-    let generation = GenerationConfig::load(&folder.0, &config).unwrap();
+    let generation = GenerationConfig::load(&folder.0, &config.text).unwrap();
     assert_eq!(generation, GenerationConfig { eos_token_ids: vec![394], ..Default::default() });
 
     folder.edit("preprocessor_config.json", |root| root["size"]["longest_edge"] = json!(4096));
@@ -433,7 +433,8 @@ fn the_default_template_is_taken() {
     assert_eq!(processor.render(&[Message::user(0, "hello")]).unwrap(), "of user");
     // more pad tokens than any prompt has are refused before they are written
     let pad = "<|image_pad|>";
-    let spelled = chat::Spellings::new(seeing(&processor.config).unwrap(), &processor.tokenizer);
+    let spelled =
+        chat::Spellings::new(seeing(&processor.config).unwrap(), |id| processor.tokenizer.spelling(id));
     let expanded = |tokens: usize| chat::expand(pad, &[Media::Image { tokens }], &spelled);
     assert!(matches!(expanded(usize::MAX), Err(Error::Prompt { .. })));
     assert_eq!(expanded(2).unwrap(), pad.repeat(2));

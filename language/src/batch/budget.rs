@@ -7,7 +7,7 @@
 //!
 //! A few prompt tokens run as extra rows of the decode pass, which is captured for powers of two of rows: they fill it up.
 
-use super::pass::MOST_BY_ROWS;
+use crate::pass::MOST_BY_ROWS;
 use std::time::Duration;
 
 /// The target length of a step with prompts, in steps without. Running answers should take no more than three times as

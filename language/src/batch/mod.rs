@@ -21,61 +21,32 @@
 mod budget;
 mod images;
 mod pages;
-mod pass;
 mod prefix;
-mod rehearsal;
 mod sequence;
 
 use crate::generate::{Options, Output, StopReason};
 use crate::model::LanguageModel;
+use crate::pass::{BatchLogits, Last, Part, Passes, Row, Work, pages_of};
 use crate::processor::Prompt;
 use crate::sampling::{Logprobs, Sampler, checked};
 use budget::Budget;
 use images::Images;
-use pages::{Pages, pages_of};
+use pages::Pages;
 use pascaline::governor::Pacer;
 use pascaline::nn::KvPages;
 use pascaline::{Device, Error, Result};
-use pass::{BatchLogits, Last, Part, Passes, Row, Work};
+
 use rayon::prelude::*;
 use sequence::{Sequence, VisionWork};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+pub use crate::options::BatchOptions;
 pub use pascaline::ops::PAGE;
 pub use prefix::{KeyedPrompt, Prefixes};
-pub(crate) use rehearsal::{Rehearsed, rehearse};
-
-/// How a [`Batch`] uses memory and time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchOptions {
-    /// Pages of the KV cache, each of [`PAGE`] tokens, which all requests share.
-    pub pages: usize,
-    /// The most requests that run at once; others wait.
-    pub max_sequences: usize,
-    /// The most prompt tokens in a step while answers run. A step takes fewer if it would otherwise be longer than
-    /// three steps without prompts. While more requests wait for their first token than have it, this rule is off. Without
-    /// running answers the limit is the model's [`tokens_per_pass`](crate::LoadOptions::tokens_per_pass).
-    pub prompt_tokens: usize,
-    /// The most bytes of picture embeddings that are kept for later requests.
-    pub image_bytes: usize,
-    /// Whether, on a GPU, decode passes are captured into graphs and replayed.
-    pub graph: bool,
-}
+pub use sequence::RequestId;
 
 impl BatchOptions {
-    /// Room for `tokens` tokens of all requests together, 64 requests, up to 512 prompt tokens in a step while answers run,
-    /// and 256 MiB of picture embeddings.
-    pub fn with_room(tokens: usize) -> Self {
-        let pages = pages_of(tokens).max(1);
-        Self { pages, max_sequences: 64, prompt_tokens: 512, image_bytes: 256 << 20, graph: true }
-    }
-
-    /// The most rows of all captured passes together: the largest pass, and smaller ones.
-    pub(super) fn captured_rows(&self) -> usize {
-        (2 * self.max_sequences.next_power_of_two()).max(32)
-    }
-
     /// As [`with_room`](Self::with_room), with pages in half of the GPU's free memory; the other half is for activations
     /// and pictures ([`fit::Model::fit_pages`](crate::fit::Model::fit_pages) plans what they take). On the CPU it is room
     /// for 16384 tokens. It is never more than 16 times the model's context.
@@ -92,10 +63,6 @@ impl BatchOptions {
         Ok(Self { pages: room.pages.min(model.most_pages()), ..room })
     }
 }
-
-/// The id of a request of a [`Batch`], unique within it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(u64);
 
 /// A result of a step, of one request.
 #[derive(Debug)]

@@ -4,13 +4,7 @@
 //! Source: Kwon et al. 2023, "Efficient memory management for large language model serving with PagedAttention".
 
 use super::prefix::{Key, Prefixes};
-use pascaline::ops::PAGE;
 use std::collections::BTreeMap;
-
-/// Pages for `tokens` tokens.
-pub(super) fn pages_of(tokens: usize) -> usize {
-    tokens.div_ceil(PAGE)
-}
 
 /// The allocator's state. A page without users whose contents are known stays findable until it is needed; the one released
 /// first is reused first.

@@ -1,9 +1,9 @@
 //! Prefix caching: keys of prompt prefixes, and which of them a batch's pages hold.
 
-use super::pages::pages_of;
 use crate::media::Patches;
 use crate::model::LanguageModel;
 use crate::network::clip;
+use crate::pass::pages_of;
 use crate::processor::Prompt;
 use crate::text::ImageRun;
 use pascaline::ops::PAGE;

@@ -1,13 +1,13 @@
 //! One request in a batch: its tokens, how many of them are computed, and its pages.
 
-use super::RequestId;
 use super::images::Images;
-use super::pages::{Pages, pages_of};
+use super::pages::Pages;
 use super::prefix::{Key, KeyedPrompt, page_key};
 use crate::generate::{Options, Output, Statistics, StopReason, first_position, rate};
 use crate::media::{VisionOutput, VisionProgress};
 use crate::model::LanguageModel;
 use crate::network::clip;
+use crate::pass::pages_of;
 use crate::processor::Prompt;
 use crate::sampling::Sampler;
 use crate::stream::TextStream;
@@ -16,6 +16,10 @@ use pascaline::ops::PAGE;
 use pascaline::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// The id of a request of a [`Batch`](super::Batch), unique within it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(super) u64);
 
 /// A request. `ids` holds its prompt and its answer so far, so it can be computed again after preemption.
 pub(super) struct Sequence<'m> {

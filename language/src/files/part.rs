@@ -48,7 +48,7 @@ fn remove_dead(folder: &Path) {
         let name = entry.file_name();
         let is_part = name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
         if is_part && entry.file_type().is_ok_and(|kind| kind.is_file()) {
-            let Ok(file) = super::open_regular(&entry.path()) else { continue };
+            let Ok(file) = super::open::open_regular(&entry.path()) else { continue };
             if file.try_lock().is_ok() {
                 let _ = fs::remove_file(entry.path()); // it is tried again next time
             }

@@ -2,11 +2,11 @@
 //! allocated for them. Products and sums are checked for overflow. Tensors must lie one after the other, aligned, inside
 //! the file.
 
-use super::GgmlType;
 use super::metadata::{Array, Metadata, Value};
 use crate::files::open_regular;
 use crate::json::{bad, refuse_lfs_pointer};
 use crate::read_at::read_exact_at;
+use pascaline::quant::GgmlType;
 use pascaline::{Error, Result};
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,8 +1,7 @@
 //! f32 → blocks, in the layout of files.
 
-use super::{DeviceStorage, GgmlType};
 use half::{bf16, f16};
-use pascaline::quant::QuantTensor;
+use pascaline::quant::{DeviceStorage, GgmlType, QuantTensor};
 use pascaline::{Device, Error, Result};
 use rayon::prelude::*;
 

@@ -1,7 +1,6 @@
 //! The keys of a file and their values.
 
-use crate::config::MAX_DIMENSION;
-use crate::json::bad;
+use crate::json::{MAX_DIMENSION, bad};
 use pascaline::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

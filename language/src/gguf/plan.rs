@@ -1,6 +1,6 @@
 //! A file to be written: its keys and tensors, laid out before any value is known.
 
-use super::GgmlType;
+use pascaline::quant::GgmlType;
 
 /// A key's value as it is written.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,14 +3,13 @@
 //! A split model's files are named `NAME-00001-of-00003.gguf` and so on. The first has the metadata; each states its own
 //! number (`split.no`, from 0), how many there are (`split.count`) and the tensors of all (`split.tensors.count`).
 
-use super::GgmlType;
 use super::container::{Container, TensorInfo};
-use super::dequantize;
 use super::metadata::Metadata;
 use crate::json::bad;
 use crate::read_at::read_exact_at;
 use bytemuck::{Zeroable, zeroed_vec};
 use half::f16;
+use pascaline::quant::GgmlType;
 use pascaline::{Error, Result};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -159,7 +158,7 @@ impl Gguf {
     /// [`Error::Checkpoint`] if there is no such tensor, a value is not finite, or the file can't be read any more.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
         self.read(name, "is not finite", |ty, bytes, values| {
-            dequantize(ty, bytes, values);
+            pascaline::quant::dequantize_blocks(ty, bytes, values);
             values.iter().position(|value| !value.is_finite())
         })
     }
@@ -181,7 +180,7 @@ impl Gguf {
                     let mut wide = [0f32; 256];
                     let pieces = bytes.chunks(ty.bytes(256)).zip(values.chunks_mut(256));
                     for (bytes, values) in pieces {
-                        dequantize(ty, bytes, &mut wide);
+                        pascaline::quant::dequantize_blocks(ty, bytes, &mut wide);
                         for (value, wide) in values.iter_mut().zip(wide) {
                             *value = f16::from_f32(wide);
                         }

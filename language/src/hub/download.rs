@@ -1,6 +1,5 @@
 //! One file into the cache: described by the hub, fetched or resumed, compared with what is stated, and shown.
 
-use super::Event;
 use super::cache::{Repo, is_complete, is_name, is_sha256, remove};
 use super::http::{Client, Failure};
 use std::fs::{self, OpenOptions};
@@ -10,6 +9,37 @@ use std::thread;
 use std::time::Duration;
 use ureq::Response;
 use url::Url;
+
+/// The events of a download.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// Bytes of a file were downloaded.
+    Progress {
+        /// Its path in the repository.
+        file: &'a str,
+        /// Bytes so far, those of an earlier download included.
+        loaded: u64,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// A file is complete and is what the hub says it is.
+    Fetched {
+        /// Its path in the repository.
+        file: &'a str,
+    },
+    /// A transfer was interrupted, and will resume.
+    Retry {
+        /// The file's path in the repository.
+        file: &'a str,
+        /// The reason.
+        reason: &'a str,
+    },
+    /// The hub can't be reached, so the files in the cache are used.
+    Unreachable {
+        /// The reason.
+        reason: &'a str,
+    },
+}
 
 /// How often a file's download is tried.
 const ATTEMPTS: u32 = 5;

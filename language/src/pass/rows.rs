@@ -1,27 +1,32 @@
 //! One forward pass over rows of several sequences. On a GPU, passes in which every row has a page table of its own are
 //! captured and replayed: decode, and a few prompt tokens beside it.
 
-use super::pages::pages_of;
 use crate::media::VisionOutput;
 use crate::network::{Network, clip};
 use crate::relay::Relay;
 use crate::rope::{RopeTables, text_rope};
 use crate::text::{ImageRun, Images};
 use pascaline::nn::{KvPages, PagedRows, PromptRows, Rope};
+use pascaline::ops::PAGE;
 use pascaline::{DType, Device, Result, Tensor, ops};
+
+/// Pages for `tokens` tokens.
+pub(crate) fn pages_of(tokens: usize) -> usize {
+    tokens.div_ceil(PAGE)
+}
 
 /// The most rows of a pass in which prompt tokens run row by row. Each row reads the keys of all tokens before it. For a
 /// few rows that is faster than the tiles of prefill attention, which do not fill a GPU then.
-pub(super) const MOST_BY_ROWS: usize = 64;
+pub(crate) const MOST_BY_ROWS: usize = 64;
 /// A row beyond any pool: keys and values for it are not written.
 const NOWHERE: u32 = u32::MAX;
 /// The fewest pages per table of a captured pass. The number is rounded up to a power of two, so that few passes are
 /// captured.
-pub(super) const LEAST_WIDTH: usize = 16;
+pub(crate) const LEAST_WIDTH: usize = 16;
 
 /// A token of a pass.
 #[derive(Clone, Copy)]
-pub(super) struct Row {
+pub(crate) struct Row {
     pub id: u32,
     /// The row of the pool that its keys and values are written to.
     pub place: u32,
@@ -30,7 +35,7 @@ pub(super) struct Row {
 
 /// A row with a page table of its own: the last token of a sequence, or one of a few prompt tokens.
 #[derive(Clone, Copy)]
-pub(super) struct Last<'s> {
+pub(crate) struct Last<'s> {
     pub row: Row,
     pub pages: &'s [u32],
     /// Tokens of the sequence up to and including this one.
@@ -39,7 +44,7 @@ pub(super) struct Last<'s> {
 
 /// Consecutive tokens of a prompt.
 #[derive(Clone)]
-pub(super) struct Part<'s> {
+pub(crate) struct Part<'s> {
     pub rows: Vec<Row>,
     pub pages: &'s [u32],
     /// Tokens of the sequence up to and including these.
@@ -50,7 +55,7 @@ pub(super) struct Part<'s> {
 
 /// The rows of a pass: the last tokens of some sequences, then parts of prompts, with the image tokens among all rows.
 #[derive(Default)]
-pub(super) struct Work<'s> {
+pub(crate) struct Work<'s> {
     pub last: Vec<Last<'s>>,
     pub parts: Vec<Part<'s>>,
     pub outputs: Vec<VisionOutput>,
@@ -59,7 +64,7 @@ pub(super) struct Work<'s> {
 
 /// The result of a pass: a row for each sequence whose next token is chosen, in the order of the work.
 #[derive(Clone)]
-pub(super) struct BatchLogits {
+pub(crate) struct BatchLogits {
     /// [rows, vocab]
     pub all: Tensor,
     /// Index and value of each row's largest logit: [rows] each.
@@ -94,7 +99,7 @@ struct Inputs {
 }
 
 /// Runs and captures passes through a model.
-pub(super) struct Passes<'m> {
+pub(crate) struct Passes<'m> {
     model: &'m Network,
     /// Angles of text: row p is for position p on all axes.
     known: RopeTables,

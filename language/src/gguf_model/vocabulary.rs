@@ -2,8 +2,8 @@
 //!
 //! The published tokenizer normalises texts to Unicode's form C first, which the metadata does not state.
 
-use super::Gguf;
-use crate::config::Config;
+use crate::gguf::Gguf;
+use crate::seam::Config;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer_parts::{MAX_ADDED, PATTERN};
 use pascaline::Result;

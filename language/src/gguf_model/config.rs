@@ -1,8 +1,10 @@
 //! Sizes and stop tokens from the metadata of a text file.
 
-use super::Gguf;
-use super::metadata::Metadata;
-use crate::config::{Config, GenerationConfig, MAX_DIMENSION, TextConfig};
+use crate::config::{GenerationConfig, TextConfig};
+use crate::gguf::Gguf;
+use crate::gguf::Metadata;
+use crate::json::MAX_DIMENSION;
+use crate::seam::Config;
 use pascaline::Result;
 
 /// Tokens that end an answer wherever a vocabulary has them.
@@ -112,7 +114,7 @@ pub(crate) fn generation(text: &Gguf, config: &Config) -> Result<GenerationConfi
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint).
 pub fn refuse_missing(config: &Config, text: &Gguf, vision: Option<&Gguf>) -> Result<()> {
     let held = text.names().count() + vision.map_or(0, |vision| vision.names().count());
-    match crate::weights::far_more_than(config, held) {
+    match config.far_more_than(held) {
         None => Ok(()),
         Some(count) => {
             let reason = format!("the metadata has {count} tensors, the files only {held}");

@@ -1,12 +1,11 @@
 //! The passes of a batch that take the most memory, for plans: on planned devices, by the code of a real step.
 
-use super::BatchOptions;
-use super::pages::pages_of;
-use super::pass::{LEAST_WIDTH, Last, Part, Passes, Row, Work};
-use crate::footprint::{Seen, Workload, peaks};
+use super::rows::{LEAST_WIDTH, Last, Part, Passes, Row, Work, pages_of};
 use crate::media::VisionProgress;
-use crate::network::Network;
+use crate::network::{Network, peaks};
+use crate::options::BatchOptions;
 use crate::text::ImageRun;
+use crate::workload::{Seen, Workload};
 use pascaline::nn::KvPages;
 use pascaline::ops::PAGE;
 use pascaline::{DType, Result, Tensor, cuda};

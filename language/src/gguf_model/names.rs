@@ -1,7 +1,7 @@
 //! The names of a published checkpoint's tensors in a text file and a vision file.
 
-use super::{GgmlType, Gguf};
-use crate::config::{Config, LM_HEAD, VISION};
+use crate::gguf::{GgmlType, Gguf};
+use crate::seam::{Config, LM_HEAD, VISION};
 use half::f16;
 use pascaline::Result;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,11 +1,11 @@
 //! The keys and tensors in the GGUF files of a published checkpoint: those that llama.cpp's converter writes.
 
+use super::mix::Mix;
 use super::names::{gguf_name, is_vision};
-use super::plan::{Field, Plan, PlannedTensor};
-use super::{GgmlType, Mix};
 use crate::chat;
-use crate::config::Config;
+use crate::gguf::{Field, GgmlType, Plan, PlannedTensor};
 use crate::json::{self, MAX_CONFIG, bad};
+use crate::seam::Config;
 use crate::tokenizer::{MAX_TOKENIZER, Tokenizer};
 use pascaline::Result;
 use serde_json::{Map, Value};

@@ -1,9 +1,9 @@
 //! Mixes of types: how each tensor of a text model is stored. The rules and their numbers are those of llama.cpp's
 //! `llama-quantize` (source: its published `llama-quant.cpp`), so that files have the same size and quality.
 
-use super::{DeviceStorage, GgmlType};
-use crate::config::{Config, VISION};
-use crate::footprint::Storage;
+use crate::gguf::{DeviceStorage, GgmlType};
+use crate::options::Storage;
+use crate::seam::{Config, VISION};
 use pascaline::DType;
 use std::collections::BTreeMap;
 

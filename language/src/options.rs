@@ -1,0 +1,117 @@
+//! How a model is loaded and stored, and how a batch of requests uses it.
+
+use super::seam::VisionPlace;
+use pascaline::kv::KvFormat;
+use pascaline::ops::PAGE;
+use pascaline::quant::Format;
+use pascaline::{DType, Device};
+
+/// How [`LanguageModel::load_checkpoint`](super::model::LanguageModel::load_checkpoint) loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// The type of matrices on the device: f32 or f16. All arithmetic is f32.
+    pub dtype: DType,
+    /// The cache's format: f32, or one that rounds keys and values and takes a half or a quarter of the memory.
+    pub cache: KvFormat,
+    /// The format that the matrices of linear maps and embeddings are quantised to on the device; it overrides `dtype`.
+    pub quantize: Option<Format>,
+    /// Whether matrices that are quantised in a GGUF file stay quantised on the device. This overrides `dtype`; `quantize`
+    /// overrides it. Types without kernels are converted to the nearest format with kernels ([`LanguageModel::conversions`](super::model::LanguageModel::conversions) lists
+    /// them).
+    pub keep_quantized: bool,
+    /// The number of decoder layers whose weights stay on the GPU; `None`: all. The weights of the layers after them stay
+    /// in pinned host memory. They are streamed through two buffers on the device, each while the layer before computes.
+    /// This is for cards that can't hold the model. The results are the same. A decoded token takes at least the time of
+    /// copying these weights, and uses no graph.
+    pub gpu_layers: Option<usize>,
+    /// Whether the embedding stays in pinned host memory, where the kernel that looks up rows reads them. For models whose output
+    /// projection has weights of its own: the others' embedding is read whole for each token.
+    pub host_embedding: bool,
+    /// Where the vision tower is, for cards that can't hold both it and the text model.
+    pub vision: VisionPlace,
+    /// The type of the vision tower's matrices, if not that of the others.
+    pub vision_matrices: Option<Matrices>,
+    /// Prompt tokens of one pass. A lower number bounds the memory of a long prompt's activations, a higher one keeps a GPU
+    /// busy.
+    pub tokens_per_pass: usize,
+}
+
+impl LoadOptions {
+    /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; those that are quantised
+    /// in a GGUF file as they are. The cache in f32.
+    pub fn for_device(device: &Device) -> Self {
+        let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
+        Self {
+            dtype,
+            quantize: None,
+            keep_quantized: true,
+            cache: KvFormat::F32,
+            gpu_layers: None,
+            host_embedding: false,
+            vision: VisionPlace::Resident,
+            vision_matrices: None,
+            tokens_per_pass: 1024,
+        }
+    }
+}
+
+/// A type for matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matrices {
+    /// In f32 or f16.
+    Float(DType),
+    /// Quantised while they are loaded.
+    Quantized(Format),
+}
+
+impl Matrices {
+    /// `options` with this type for all matrices.
+    pub fn apply(self, options: LoadOptions) -> LoadOptions {
+        match self {
+            Self::Float(dtype) => LoadOptions { dtype, quantize: None, keep_quantized: false, ..options },
+            Self::Quantized(format) => LoadOptions { quantize: Some(format), ..options },
+        }
+    }
+}
+
+/// The storage of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// In f32 or f16.
+    Float(DType),
+    /// As it comes from a file of this format.
+    Stored(Format),
+    /// Quantised on the device while it is loaded.
+    Quantized(Format),
+}
+
+/// How a [`Batch`](super::batch::Batch) uses memory and time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchOptions {
+    /// Pages of the KV cache, each of [`PAGE`] tokens, which all requests share.
+    pub pages: usize,
+    /// The most requests that run at once; others wait.
+    pub max_sequences: usize,
+    /// The most prompt tokens in a step while answers run. A step takes fewer if it would otherwise be longer than
+    /// three steps without prompts. While more requests wait for their first token than have it, this rule is off. Without
+    /// running answers the limit is the model's [`tokens_per_pass`](LoadOptions::tokens_per_pass).
+    pub prompt_tokens: usize,
+    /// The most bytes of picture embeddings that are kept for later requests.
+    pub image_bytes: usize,
+    /// Whether, on a GPU, decode passes are captured into graphs and replayed.
+    pub graph: bool,
+}
+
+impl BatchOptions {
+    /// Room for `tokens` tokens of all requests together, 64 requests, up to 512 prompt tokens in a step while answers run,
+    /// and 256 MiB of picture embeddings.
+    pub fn with_room(tokens: usize) -> Self {
+        let pages = tokens.div_ceil(PAGE).max(1);
+        Self { pages, max_sequences: 64, prompt_tokens: 512, image_bytes: 256 << 20, graph: true }
+    }
+
+    /// The most rows of all captured passes together: the largest pass, and smaller ones.
+    pub(crate) fn captured_rows(&self) -> usize {
+        (2 * self.max_sequences.next_power_of_two()).max(32)
+    }
+}
