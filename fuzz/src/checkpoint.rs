@@ -21,7 +21,7 @@ const LAYERS: usize = 64;
 /// The context for which templates are rendered, in tokens.
 const CONTEXT: usize = 4096;
 
-static TINY: LazyLock<Processor> = LazyLock::new(|| qwen3_vl::processor(&tiny()).expect("the fixture"));
+static TINY: LazyLock<Processor> = LazyLock::new(|| qwen3_vl::processor(tiny()).expect("the fixture"));
 
 pub fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny")

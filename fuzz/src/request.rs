@@ -19,7 +19,7 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
         allowed_hosts: Vec::new(),
         grace: Duration::ZERO,
     };
-    let processor = qwen3_vl::processor(&tiny()).expect("the fixture");
+    let processor = qwen3_vl::processor(tiny()).expect("the fixture");
     Reader::new(config, &processor).expect("grammars for it")
 });
 

@@ -93,7 +93,7 @@ fn dequantized_models_are_the_references_on_a_cuda_device() {
 #[test]
 fn metadata_says_what_the_source_says() {
     let mut found = Checkpoint::open(fixtures().join("model-Q8_0.gguf"), None).unwrap().processor().unwrap();
-    let source = qwen3_vl::processor(&fixtures().join("source")).unwrap();
+    let source = qwen3_vl::processor(fixtures().join("source")).unwrap();
     assert_eq!(seeing(&found.config), seeing(&source.config));
     let mut text = source.config.text.clone();
     text.rms_norm_eps = found.config.text.rms_norm_eps; // as f32 either way, but 1e-6 and its nearest f32 are two f64

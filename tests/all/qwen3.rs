@@ -71,7 +71,7 @@ fn a_gguf_file_is_one_file() -> Result<()> {
 fn pictures_are_refused() -> Result<()> {
     let model = Qwen3Vl::load(tiny(), &Device::Cpu)?;
     let picture = Visual::from(Picture { height: 2, width: 2, pixels: vec![0; 12] });
-    let refused = model.generate(&[picture.clone()], "What is it?", &Options::default());
+    let refused = model.generate(std::slice::from_ref(&picture), "What is it?", &Options::default());
     assert!(matches!(refused, Err(Error::Unsupported { argument: "pictures", .. })), "{refused:?}");
     let message = user_turn(std::slice::from_ref(&picture), "What is it?");
     let refused = model.processor.prepare(&[message], &[]);

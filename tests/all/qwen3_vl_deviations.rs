@@ -100,7 +100,7 @@ fn halves_are_rounded_to_even() {
 /// 6. Other limits on pixels than the checkpoint's.
 #[test]
 fn the_checkpoint_sets_the_pixel_limits() {
-    let processor = qwen3_vl::processor(&tiny()).unwrap();
+    let processor = qwen3_vl::processor(tiny()).unwrap();
     let mut images = pictures(&processor).unwrap().images.clone();
     assert_eq!((images.min_pixels, images.max_pixels), (4096, 262_144));
     let grid = |images: &PreprocessorConfig, side: usize| {
@@ -117,7 +117,7 @@ fn the_checkpoint_sets_the_pixel_limits() {
 /// 7. Small images refused.
 #[test]
 fn small_images_are_enlarged() {
-    let processor = qwen3_vl::processor(&tiny()).unwrap();
+    let processor = qwen3_vl::processor(tiny()).unwrap();
     for (height, width) in [(1, 1), (1, 200), (31, 8), (5, 70)] {
         let picture = Picture { height, width, pixels: vec![100; height * width * 3] };
         let [_, rows, cols] = processor.image_patches("", picture).unwrap().grid;

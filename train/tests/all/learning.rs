@@ -70,7 +70,7 @@ fn checkpoints_and_packs_change_nothing() {
 
 fn examples(dir: &Path, count: usize) -> Vec<Example> {
     shapes::write(dir, count, 7).unwrap();
-    let processor = qwen3_vl::processor(&tiny()).unwrap();
+    let processor = qwen3_vl::processor(tiny()).unwrap();
     let conversations = data::read(&dir.join("pairs.jsonl")).unwrap();
     conversations.iter().map(|conversation| conversation.example(&processor).unwrap()).collect()
 }
@@ -319,7 +319,7 @@ fn learned_scales_lower_the_loss() {
     let dir = tempfile::tempdir().unwrap();
     let examples = examples(dir.path(), 4);
     let config = tiny().join("config.json");
-    let processor = qwen3_vl::processor(&tiny()).unwrap();
+    let processor = qwen3_vl::processor(tiny()).unwrap();
     let plans = [
         gguf::vision_plan_of(&config, &processor).unwrap().unwrap(),
         gguf::text_plan(&tiny(), &processor.config, gguf::Mix::Q4_0).unwrap(),
@@ -364,7 +364,7 @@ fn conversation(folder: &Path, image: &str, turns: &[(&str, &str)]) -> data::Con
 fn turns_have_the_tokens_of_their_prompts() {
     let dir = tempfile::tempdir().unwrap();
     shapes::write(dir.path(), 2, 1).unwrap();
-    let processor = qwen3_vl::processor(&tiny()).unwrap();
+    let processor = qwen3_vl::processor(tiny()).unwrap();
     let found = conversation(
         dir.path(),
         r#"["0000.png", "0001.png"]"#,
@@ -394,7 +394,7 @@ fn turns_have_the_tokens_of_their_prompts() {
 #[test]
 fn a_line_longer_than_the_context_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let processor = qwen3_vl::processor(&tiny()).unwrap();
+    let processor = qwen3_vl::processor(tiny()).unwrap();
     let error = |turns: &[(&str, &str)]| {
         let error = conversation(dir.path(), "[]", turns).example(&processor).unwrap_err().to_string();
         assert!(error.contains("turns.jsonl") && error.contains("line 1"), "{error}");

@@ -62,7 +62,7 @@ pub trait Avx2 {
             let mut rows = [_mm256_setzero_si256(); ROWS];
             for (to, row) in rows.iter_mut().zip(w) {
                 // SAFETY: the processor's features: this function's contract.
-                *to = products(Self::SIGNED, unsafe { Self::block(*row, 2 * pair + i) }, x[i]);
+                *to = products(Self::SIGNED, unsafe { Self::block(row, 2 * pair + i) }, x[i]);
             }
             sums[i] = sums_of_each(rows, Self::FORMAT.descriptor().halves);
         }
@@ -74,7 +74,7 @@ pub trait Avx2 {
 /// operand, and the sign moves to x.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn products(signed: bool, quants: __m256i, x: __m256i) -> __m256i {
+pub(super) fn products(signed: bool, quants: __m256i, x: __m256i) -> __m256i {
     match signed {
         true => _mm256_maddubs_epi16(_mm256_abs_epi8(quants), _mm256_sign_epi8(x, quants)),
         false => _mm256_maddubs_epi16(quants, x),
@@ -99,7 +99,7 @@ fn sums_of_each(x: [__m256i; ROWS], in_halves: bool) -> [__m256i; 2] {
 /// bits hold the sum of sixteen products of four bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn add_16(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
+pub(super) fn add_16(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
     let ones = _mm256_set1_epi16(1);
     let short = |i: usize| _mm256_hadd_epi16(x[i], x[i + 1]);
     let four = |i: usize| _mm256_madd_epi16(_mm256_hadd_epi16(short(i), short(i + 2)), ones);
@@ -109,7 +109,7 @@ pub fn add_16(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
 /// As [`add_16`], for products of five bits, of which 16 bits hold the sum of eight.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn add_16_of_8(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
+pub(super) fn add_16_of_8(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
     let ones = _mm256_set1_epi16(1);
     let two = |i: usize| _mm256_madd_epi16(_mm256_hadd_epi16(x[i], x[i + 1]), ones);
     of_pair(_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6)))
@@ -118,7 +118,7 @@ pub fn add_16_of_8(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
 /// As [`add_16`], for sums in 32 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn add_32(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
+pub(super) fn add_32(x: [__m256i; ROWS]) -> [[__m256i; 2]; 2] {
     let two = |i: usize| _mm256_hadd_epi32(x[i], x[i + 1]);
     of_pair(_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6)))
 }
@@ -132,35 +132,35 @@ fn of_pair(a: __m256i, b: __m256i) -> [[__m256i; 2]; 2] {
 /// The lower halves of two registers, and the upper halves.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn of_halves(a: __m256i, b: __m256i) -> [__m256i; 2] {
+pub(super) fn of_halves(a: __m256i, b: __m256i) -> [__m256i; 2] {
     [_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)]
 }
 
 /// The low nibbles of the bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn nibbles(bytes: __m256i) -> __m256i {
+pub(super) fn nibbles(bytes: __m256i) -> __m256i {
     _mm256_and_si256(bytes, _mm256_set1_epi8(15))
 }
 
 /// The nibbles of block `j` where two blocks share 32 bytes; the low ones are the first's.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn nibbles_of(row: &[u8], j: usize) -> __m256i {
+pub(super) fn nibbles_of(row: &[u8], j: usize) -> __m256i {
     nibbles(_mm256_srl_epi16(load(row, j / 2), _mm_cvtsi32_si128(j as i32 % 2 * 4)))
 }
 
 /// For each word the bits of `words` from `from` on, moved up by four.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn upper_bits(words: __m256i, from: __m256i, bits: i8) -> __m256i {
+pub(super) fn upper_bits(words: __m256i, from: __m256i, bits: i8) -> __m256i {
     _mm256_slli_epi16(_mm256_and_si256(_mm256_srlv_epi32(words, from), _mm256_set1_epi8(bits)), 4)
 }
 
 /// The steps of eight blocks with an f16 scale each.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn halves(scales: &[u8], group: usize) -> [__m256; 2] {
+pub(super) fn halves(scales: &[u8], group: usize) -> [__m256; 2] {
     let scales = &scales[16 * group..];
     let halves = match scales.len() < 16 {
         false => load_half(scales, 0),
@@ -176,17 +176,20 @@ pub fn halves(scales: &[u8], group: usize) -> [__m256; 2] {
 /// Eight times the f16 in the low half of a word.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn half(word: u32) -> __m256 {
+pub(super) fn half(word: u32) -> __m256 {
     _mm256_cvtph_ps(_mm_set1_epi16(word as i16))
 }
 
 /// Word `i`.
 #[inline]
-pub fn word(bytes: &[u8], i: usize) -> u32 {
+pub(super) fn word(bytes: &[u8], i: usize) -> u32 {
     u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
 }
 
 /// Bytes 32·i to 32·i + 31.
+///
+/// # Safety
+/// The processor has AVX2, FMA and F16C.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn load(bytes: &[u8], i: usize) -> __m256i {
@@ -198,7 +201,7 @@ pub fn load(bytes: &[u8], i: usize) -> __m256i {
 /// Bytes 16·i to 16·i + 15.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub fn load_half(bytes: &[u8], i: usize) -> __m128i {
+pub(super) fn load_half(bytes: &[u8], i: usize) -> __m128i {
     let bytes = &bytes[i * 16..][..16];
     // SAFETY: the slice is 16 bytes.
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }

@@ -56,12 +56,18 @@ pub struct Descriptor {
     /// Encodes a row of whole blocks as quants and scales.
     pub encode: fn(row: &[f32], quants: &mut [u8], scales: &mut [u8]),
     /// Reads a row: its quants less their offset, and the step and the minimum of each block's halves.
-    pub decode: fn(quants: &[u32], scales: &[u8], values: &mut [i8], steps: &mut [Halves]),
+    pub decode: DecodeRow,
     /// Converts blocks of a file to quants and scales.
     pub from_file: fn(file: &[u8], quants: &mut [u8], scales: &mut [u8]),
     /// The inverse.
     pub to_file: fn(file: &mut [u8], quants: &[u8], scales: &[u8]),
 }
+
+/// See [`Descriptor::decode`].
+pub type DecodeRow = fn(quants: &[u32], scales: &[u8], values: &mut [i8], steps: &mut [Halves]);
+
+/// See [`FileType::encode`].
+pub type EncodeBlock = fn(values: &[f32], block: &mut [u8]);
 
 impl Descriptor {
     pub(super) const fn new<F: Host>(name: &'static str) -> Self {
@@ -108,7 +114,7 @@ pub struct FileType {
     /// The values of a block, exactly.
     pub decode: fn(block: &[u8], values: &mut [f64]),
     /// Encodes a block, for types without kernels that can be written.
-    pub encode: Option<fn(values: &[f32], block: &mut [u8])>,
+    pub encode: Option<EncodeBlock>,
 }
 
 impl FileType {

@@ -56,7 +56,7 @@ fn four_scales([low, high, upper]: [u32; 3], pair: u32) -> u32 {
 fn bits(s: u32, scale: i32) -> [u32; 3] {
     let (scale, byte) = ((scale + 32) as u32, 8 * (s % 4));
     let low = (scale & 15) << (byte + s / 8 * 4);
-    let second = s / 4 % 2 != 0;
+    let second = !(s / 4).is_multiple_of(2);
     [if second { 0 } else { low }, if second { low } else { 0 }, scale >> 4 << (byte + s / 4 * 2)]
 }
 
