@@ -10,6 +10,8 @@ use serde_json::{Map, Value};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
+/// The most values of all arguments of a request: a list of empty lists takes a hundred times its text.
+const MAX_VALUES: usize = 100_000;
 /// The most tool calls of a message.
 const MAX_CALLS: usize = 128;
 
@@ -21,6 +23,7 @@ pub(crate) fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>
     }
     let mut pictures = Vec::new();
     let mut messages = Vec::with_capacity(list.len());
+    let mut values = MAX_VALUES;
     for (at, value) in list.iter().enumerate() {
         let fields = Fields::at(format!("messages[{at}]"), value)?;
         let role = match fields.required("role", fields.str("role")?)? {
@@ -41,7 +44,7 @@ pub(crate) fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>
             }
         };
         let content = match role {
-            "assistant" => turn(&fields, &mut pictures, limits)?,
+            "assistant" => turn(&fields, &mut pictures, &mut values, limits)?,
             _ => content(&fields, &mut pictures, limits)?,
         };
         messages.push(Message { role: role.to_owned(), content });
@@ -59,8 +62,8 @@ fn may_have_result(message: &Message) -> bool {
 }
 
 /// An assistant's turn: its thought, its text, which may be null if there are calls, and its calls.
-fn turn(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<Vec<Part>> {
-    let calls = calls(fields)?;
+fn turn(fields: &Fields, pictures: &mut Pictures, values: &mut usize, limits: &Limits) -> Result<Vec<Part>> {
+    let calls = calls(fields, values)?;
     let mut thought = fields.str("reasoning_content")?;
     if thought.is_none() {
         thought = fields.str("reasoning")?; // as vLLM's later versions have it
@@ -80,7 +83,7 @@ fn turn(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<Vec
 }
 
 /// `tool_calls` of an earlier answer.
-fn calls(fields: &Fields) -> Result<Vec<Part>> {
+fn calls(fields: &Fields, values: &mut usize) -> Result<Vec<Part>> {
     if fields.get("function_call").is_some() {
         let path = fields.path("function_call");
         let message = format!("{path} is OpenAI's old form and is not supported; use tool_calls");
@@ -94,6 +97,17 @@ fn calls(fields: &Fields) -> Result<Vec<Part>> {
     let call = |(at, value): (usize, &Value)| {
         let call = Fields::at(format!("{}[{at}]", fields.path("tool_calls")), value)?;
         let function = call.required("function", call.object("function")?)?;
+        let count = match function.get("arguments") {
+            Some(Value::String(text)) => text.bytes().filter(|byte| b"[{,".contains(byte)).count(),
+            Some(arguments) => tools::values(arguments),
+            None => 0,
+        };
+        *values = values.checked_sub(count).ok_or_else(|| {
+            let path = function.path("arguments");
+            let message =
+                format!("{path}: the arguments of all calls together have more than {MAX_VALUES} values");
+            ApiError::invalid(path, message)
+        })?;
         let arguments = match function.get("arguments") {
             None => Value::Object(Map::new()),
             // a model's own text, which need not be JSON

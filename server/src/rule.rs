@@ -152,7 +152,7 @@ fn one_of(fields: &Fields, prefix: &str, add: &mut impl FnMut(&str, Option<Kind>
     let found = match fields.get(&json) {
         // as text too, as vLLM takes it
         Some(Value::String(text)) => {
-            let value = serde_json::from_str(text);
+            let value = serde_json::from_str(&bounded(&fields.path(&json), text)?);
             let refused =
                 |error| ApiError::invalid(fields.path(&json), format!("{}: {error}", fields.path(&json)));
             Some(schema(&fields.path(&json), &value.map_err(refused)?)?)

@@ -14,6 +14,8 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// The most tools of a request, and the most bytes of a tool's name, as OpenAI has them.
 const MAX_TOOLS: usize = 128;
 pub(crate) const MAX_NAME: usize = 64;
+/// The most values of the parameters of all tools.
+const MAX_VALUES: usize = 20_000;
 /// The most lists and objects in one another of a tool's parameters, or of a call's arguments: templates take 32.
 const MAX_DEPTH: usize = 24;
 
@@ -67,6 +69,10 @@ impl Tools {
                 return Err(ApiError::invalid(path, message));
             }
             tools.push(tool);
+        }
+        if tools.iter().filter_map(|tool| tool.parameters.as_ref()).map(values).sum::<usize>() > MAX_VALUES {
+            let message = format!("the parameters of all tools together have more than {MAX_VALUES} values");
+            return Err(ApiError::invalid("tools", message));
         }
         let is_one = !fields.bool("parallel_tool_calls")?.unwrap_or(true);
         let any = !tools.is_empty();
@@ -201,6 +207,15 @@ pub(crate) fn name<'a>(function: &Fields<'a>) -> Result<&'a str> {
                 format!("{path} may have 1 to {MAX_NAME} letters, digits, underscores, dots and hyphens");
             Err(ApiError::invalid(path, message))
         }
+    }
+}
+
+/// How many values a value has in it, itself included.
+pub(crate) fn values(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(values).sum::<usize>(),
+        Value::Object(map) => 1 + map.values().map(values).sum::<usize>(),
+        _ => 1,
     }
 }
 

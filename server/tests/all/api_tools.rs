@@ -217,6 +217,13 @@ fn what_is_wrong_is_named() {
         (json!({ "messages": [{ "role": "tool", "content": "x" }] }), "messages[0].role"),
         (calls(json!({})), "messages[0].tool_calls[0].function"),
         (
+            calls(
+                json!({ "function": { "name": "a", "arguments": format!("{{\"a\": [{}0]}}", "[],".repeat(1 << 17)) } }),
+            ),
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (function(json!({ "name": "a", "parameters": { "enum": vec![0; 30_000] } })), "tools"),
+        (
             calls(json!({ "function": { "name": "a", "arguments": 5 } })),
             "messages[0].tool_calls[0].function.arguments",
         ),
