@@ -303,7 +303,7 @@ pub unsafe fn experts_sort(Sort { tokens, places, starts, ids, pairs, top_k }: S
             if is_own {
                 let row = next + (votes & ((1 << lane) - 1)).count_ones();
                 *places.add(pair as usize) = row;
-                *tokens.add(row as usize) = pair / top_k;
+                *tokens.add(row as usize) = pair / top_k.max(1); // .max: a division may not panic
             }
             next += votes.count_ones();
             at += 32;

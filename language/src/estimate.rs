@@ -8,8 +8,8 @@
 use super::fit::Choice;
 use super::footprint::Footprint;
 use super::options::Storage;
-use super::seam::VisionPlace;
-use super::seam::{Config, VISION};
+use super::published::matrix;
+use super::seam::{Config, ExpertPart, VISION, VisionPlace};
 use super::workload::Workload;
 use pascaline::quant::QuantTensor;
 use pascaline::{DType, Result};
@@ -67,16 +67,19 @@ pub fn estimate(
         2.0 * elements * rows as f64 / (share * peaks.flops)
     };
     for (name, shape) in config.tensors() {
-        let [rows, rest @ ..] = &shape[..] else { continue };
-        let width: usize = rest.iter().product();
-        if rest.is_empty() || name.contains("pos_embed") {
+        let [rows, width] = matrix(&shape);
+        if shape.len() < 2 || name.contains("pos_embed") {
             continue; // vectors, and a table in host memory
         }
-        let (of, elements) = (storage(&name), (rows * width) as f64);
+        let used = match (&text.experts, ExpertPart::of(&name)) {
+            (Some(experts), Some(_)) => experts.per_token as f64 / experts.count as f64,
+            _ => 1.0,
+        };
+        let (of, elements) = (storage(&name), (rows * width) as f64 * used);
         let bytes = match of {
             Storage::Float(dtype) => elements * dtype.size() as f64,
             Storage::Stored(format) | Storage::Quantized(format) => {
-                QuantTensor::part_bytes(format, [*rows, width])?.iter().sum::<usize>() as f64
+                QuantTensor::part_bytes(format, [rows, width])?.iter().sum::<usize>() as f64 * used
             }
         };
         if let Some(vision) = vision.filter(|_| name.starts_with(VISION)) {
@@ -89,7 +92,7 @@ pub fn estimate(
         }
         let is_table = name == config.embedding() && !config.tie_word_embeddings;
         per_token += if is_table { 0.0 } else { bytes };
-        let is_vocabulary = rows == &text.vocab_size;
+        let is_vocabulary = rows == text.vocab_size;
         prompt += if is_vocabulary { 0.0 } else { seconds(of, elements, work.prompt) };
     }
     let attention = |pairs: f64, width: usize, layers: usize| {

@@ -35,6 +35,7 @@ mod pass;
 pub mod picture;
 pub mod placement;
 pub mod processor;
+mod published;
 mod read_at;
 mod relay;
 pub mod rope;

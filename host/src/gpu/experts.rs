@@ -119,7 +119,7 @@ pub(crate) fn linear(
         let starts = |bytes: u32| [y as usize, x as usize, w as usize].iter().all(|at| at.is_multiple_of(bytes as usize));
         let aligned = starts(16) && (k * size_of::<T>() as u32).is_multiple_of(16);
         let (ids, sorted) = match &routes.sorted {
-            Some(sorted) => (ptr::null(), sorted.starts.ptr()),
+            Some(sorted) => (ptr::null(), sorted.starts.ptr::<u32>()),
             None => (routes.ids.ptr(), ptr::null()),
         };
         let sharing = if sorted.is_null() { sharing as u32 } else { 1 };

@@ -114,7 +114,7 @@ unsafe fn row<W: Vector>(p: Experts<W>, products: Shared<f32>, squares: Shared<f
     let (n, k) = (p.n, p.k);
     let parameters = Nt {
         c: p.y.wrapping_add(first as usize * n as usize),
-        a: p.x.wrapping_add((first / p.sharing) as usize * k as usize),
+        a: p.x.wrapping_add((first / p.sharing.max(1)) as usize * k as usize),
         b: p.w.wrapping_add(expert as usize * (n * k) as usize),
         partial: core::ptr::null_mut(),
         m: 1,

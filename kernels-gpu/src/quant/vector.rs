@@ -508,7 +508,7 @@ macro_rules! vectors {
                     unsafe {
                         let (y, x) = (
                             p.y.add((pair * p.n) as usize),
-                            p.x.add((pair / p.sharing * p.cols) as usize),
+                            p.x.add((pair / p.sharing.max(1) * p.cols) as usize),
                         );
                         let epilogue = Epilogue { y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
                         let from_row = *p.ids.add(pair as usize) * p.n;
