@@ -59,6 +59,8 @@ pub fn estimate(
     let text = &config.text;
     let vision = config.vision.as_ref().map(|vision| vision.sizes());
     let (mut per_token, mut prompt, mut picture, mut tower) = (0.0, 0.0, 0.0, 0.0);
+    // of experts that a token does not pass; streamed layers are copied with them
+    let mut others = 0.0;
     let seconds = |storage: Storage, elements: f64, rows: usize| {
         let share = match storage {
             Storage::Float(_) => FLOAT_SHARE,
@@ -92,6 +94,7 @@ pub fn estimate(
         }
         let is_table = name == config.embedding() && !config.tie_word_embeddings;
         per_token += if is_table { 0.0 } else { bytes };
+        others += bytes / used - bytes;
         let is_vocabulary = rows == text.vocab_size;
         prompt += if is_vocabulary { 0.0 } else { seconds(of, elements, work.prompt) };
     }
@@ -110,7 +113,7 @@ pub fn estimate(
     let Footprint { cache, launches, .. } = choice.footprint;
     let resident = choice.options.gpu_layers.unwrap_or(layers).min(layers);
     let vocabulary = (text.vocab_size * text.hidden_size * DType::F16.size()) as f64;
-    let in_layers = (per_token - vocabulary.min(per_token)).max(0.0);
+    let in_layers = (per_token - vocabulary.min(per_token)).max(0.0) + others;
     let streamed = in_layers * (layers - resident) as f64 / layers.max(1) as f64;
     let passes = work.prompt.div_ceil(choice.options.tokens_per_pass.max(1)) as f64;
     let from_memory = (per_token + cache as f64) / (MEMORY_SHARE * peaks.memory);

@@ -13,7 +13,7 @@ use super::json::{self, MAX_CONFIG, bad};
 use super::safetensors::{Entry, FileType, SafeTensors};
 use super::seam::{Config, ExpertPart};
 use half::f16;
-use pascaline::{Error, Result};
+use pascaline::Result;
 use rayon::prelude::*;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

@@ -166,6 +166,26 @@ impl Config {
         tensors
     }
 
+    /// The names and shapes of the tensors in a directory as published: experts' matrices are two stacks a layer, each matrix transposed.
+    pub fn published_tensors(&self) -> BTreeMap<String, Vec<usize>> {
+        let mut tensors = BTreeMap::new();
+        for (name, shape) in self.tensors() {
+            match ExpertPart::of(&name) {
+                None => drop(tensors.insert(name, shape)),
+                Some((_, ExpertPart::Gate)) => {} // with the ups
+                Some((prefix, ExpertPart::Up)) => {
+                    let [experts, inner, hidden] = [shape[0], shape[1], shape[2]];
+                    tensors.insert(format!("{prefix}gate_up_proj"), vec![experts, hidden, 2 * inner]);
+                }
+                Some((prefix, ExpertPart::Down)) => {
+                    let [experts, hidden, inner] = [shape[0], shape[1], shape[2]];
+                    tensors.insert(format!("{prefix}down_proj"), vec![experts, inner, hidden]);
+                }
+            }
+        }
+        tensors
+    }
+
     /// The number of [`tensors`](Self::tensors), without the list.
     pub fn tensor_count(&self) -> usize {
         let outside = 2 + usize::from(!self.tie_word_embeddings);

@@ -1,8 +1,7 @@
 //! Mixture of experts: kernels and grids.
 
 use super::by_dtype;
-use crate::cuda::occupancy::Resources;
-use crate::cuda::{COUNTERS, CudaDevice, Properties};
+use crate::cuda::{COUNTERS, CudaDevice};
 use crate::memory::DeviceBuffer;
 use crate::problem::experts::{Routes, Sorted};
 use crate::quant::{QuantRows, QuantTensor};
@@ -148,11 +147,6 @@ pub(crate) fn vectors(
 ) -> Result<()> {
     let (pairs, n) = y.shape().rows_cols();
     let (pairs, n, spec) = (pairs as u32, n as u32, EXPERTS1[w.format() as usize]);
-    // As few blocks of a pair as fill the device once: each quantises the row.
-    let &Properties { multiprocessor, multiprocessors, .. } = device.properties();
-    let Resources { registers, shared_bytes } = device.kernel_resources(spec.name)?;
-    let resident = multiprocessor.resident_blocks(spec.threads(), registers, shared_bytes).max(1);
-    let blocks = blocks1(n).min((resident * multiprocessors).div_ceil(pairs));
     let parameters = Experts1 {
         y: y.ptr(),
         x: x.ptr(),
@@ -167,7 +161,7 @@ pub(crate) fn vectors(
     // SAFETY: `ops::quant_experts_linear` has checked that x is contiguous f32, aligned, with w's columns, padded to a multiple of 4,
     // and a row for each pair, or for `sharing` of them; w has `experts` times n rows, and y is [pairs, n]. All are on this stream and
     // of less than 2³¹ elements. The routes' ids are below `experts`.
-    unsafe { device.launch(&spec, [blocks, pairs, 1], &parameters) }
+    unsafe { device.launch(&spec, [blocks1(n), pairs, 1], &parameters) }
 }
 
 /// Products of sorted rows with quantised matrices.

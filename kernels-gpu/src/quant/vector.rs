@@ -279,12 +279,12 @@ impl Tile {
     }
 }
 
-/// The product with the n rows of w from row `from_row` on.
+/// The product with the n rows of w from row `from_row` on. With `ONCE`, blocks cover them all at once.
 ///
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
+unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
     epilogue: Epilogue,
     x: *const f32,
     w: Matrix,
@@ -350,6 +350,9 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
             if lane < ROWS1 && column < n {
                 epilogue.write(0, column, own * W::row_scale(w, from_row + column));
             }
+        }
+        if ONCE {
+            return;
         }
         base += thread::grid_dim_x() * WARPS1 * ROWS1;
     }
@@ -471,6 +474,8 @@ macro_rules! vectors {
                 use crate::quant::formats::$file::$format;
 
                 const EARLY: usize = $format::EARLY;
+                /// Registers do not suffice for more.
+                const EARLY_EXPERTS: usize = if EARLY > 0 { EARLY - 1 } else { 0 };
 
                 /// One row of x, in f32. grid = any number of blocks, see [`blocks1`].
                 ///
@@ -488,7 +493,7 @@ macro_rules! vectors {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
-                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY>(epilogue, p.x, w, 0, p.cols)
+                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY, false>(epilogue, p.x, w, 0, p.cols)
                     }
                 }
 
@@ -499,7 +504,7 @@ macro_rules! vectors {
                 #[kernel(
                     name = concat!("quant_experts1_", $name),
                     block = THREADS1, min_blocks = 2, shared_bytes = 4 * (quant_words(TILE) + block_words(TILE)),
-                    shuffles = 6 * (EARLY as u32 + 1) + 5 * ROWS1
+                    shuffles = 6 * (EARLY_EXPERTS as u32 + 1) + 5 * ROWS1
                 )]
                 pub unsafe fn experts1(p: Experts1) {
                     let pair = thread::block_idx_y();
@@ -512,7 +517,7 @@ macro_rules! vectors {
                         );
                         let epilogue = Epilogue { y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
                         let from_row = *p.ids.add(pair as usize) * p.n;
-                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY>(epilogue, x, w, from_row, p.cols)
+                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, from_row, p.cols)
                     }
                 }
 
@@ -526,7 +531,7 @@ macro_rules! vectors {
 
         /// For one row of x, by format.
         pub const VECTOR1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::vector1),*];
-        /// For one row of x for each pair of a token and an expert, by format. grid = [any number of blocks, pairs]
+        /// For one row of x for each pair of a token and an expert, by format. grid = [[`blocks1`], pairs]
         pub const EXPERTS1: [KernelSpec<Experts1>; FORMATS] = [$(kernels::$file::experts1),*];
         /// By variant (2, 4, 8, 16 rows of x) and format. grid = [ceil(n / columns per block)], see [`variant_for`].
         pub const VECTOR: [[KernelSpec<Product>; FORMATS]; 4] = [
