@@ -272,8 +272,17 @@ fn each_expert(
 
 /// `y[t, :] = Σ weight · x[pair, :] + residual[t, :]` over the pairs of each token, the first choice first.
 ///
-/// `x`: [pairs, n] f32 in the order of `routes`, as products give it; `residual`: [tokens, n] f32. There is an example at
-/// [`experts_linear`].
+/// `x`: [pairs, n] f32 in the order of `routes`, as products give it; `residual`: [tokens, n] f32.
+///
+/// ```
+/// use pascaline::ops::{self, Routes};
+/// use pascaline::{Device, Tensor};
+/// let routes = Routes::from_slices(&[0, 1], &[0.25, 0.75], 2, 2, &Device::Cpu)?; // one token with both experts
+/// let x = Tensor::from_slice(&[4.0f32, 8.0], [2, 1], &Device::Cpu)?;
+/// let residual = Tensor::from_slice(&[100.0f32], [1, 1], &Device::Cpu)?;
+/// assert_eq!(ops::experts_sum(&x, &routes, Some(&residual))?.to_vec::<f32>()?, [0.25 * 4.0 + 0.75 * 8.0 + 100.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 pub fn experts_sum(x: &Tensor, routes: &Routes, residual: Option<&Tensor>) -> Result<Tensor> {
     let n = x.dims().last().copied().unwrap_or(0);
     let mut y = Tensor::uninitialized([routes.tokens(), n], DType::F32, &x.device())?;
