@@ -155,10 +155,8 @@ unsafe fn logits<T: Element>(p: &Route<T>, x: *const f32, first: u32) -> [f32; L
 unsafe fn choose<T>(p: &Route<T>, token: usize) {
     let lane = warp::lane_id();
     let logits = p.logits.wrapping_add(token * p.experts as usize);
-    let (ids, weights) = (
-        p.ids.wrapping_add(token * p.top_k as usize),
-        p.weights.wrapping_add(token * p.top_k as usize),
-    );
+    let (ids, weights) =
+        (p.ids.wrapping_add(token * p.top_k as usize), p.weights.wrapping_add(token * p.top_k as usize));
     // SAFETY: indices are below `experts`, and of results below `top_k`; a lane reads only what it has written.
     // All lanes are at the shuffles: their loops have the same bounds.
     unsafe {

@@ -168,13 +168,14 @@ impl Published {
                 Plan::Whole => Layout::Whole(source(&name)),
                 Plan::Stacked { file_name, other, first } => {
                     // a square matrix does not tell; then the other is not square
-                    let told = [&file_name, &other].into_iter().find_map(|name| match entry(name)?.shape[..] {
-                        [_, height, width] if height != width => {
-                            let inputs = if name.ends_with(DOWN) { width } else { height };
-                            Some(inputs == config.text.hidden_size)
-                        }
-                        _ => None,
-                    });
+                    let told =
+                        [&file_name, &other].into_iter().find_map(|name| match entry(name)?.shape[..] {
+                            [_, height, width] if height != width => {
+                                let inputs = if name.ends_with(DOWN) { width } else { height };
+                                Some(inputs == config.text.hidden_size)
+                            }
+                            _ => None,
+                        });
                     let source = source(&file_name);
                     Layout::Stacked { source, transposed: told.unwrap_or(true), first: first.unwrap_or(0) }
                 }
@@ -304,7 +305,9 @@ impl Published {
                 }
             }
         });
-        let Some(at) = values.par_iter().position_first(|value| !value.is_finite()) else { return Ok(values) };
+        let Some(at) = values.par_iter().position_first(|value| !value.is_finite()) else {
+            return Ok(values);
+        };
         let code = codes[at];
         let reason = match table[usize::from(code)].is_nan() {
             true => format!("element {} is NaN (code {code:#04x})", range.start + at),
@@ -360,9 +363,7 @@ impl Plan {
                 let shapes = vec![vec![shape[0], shape[2], rows], vec![shape[0], rows, shape[2]]];
                 vec![(file_name.clone(), shapes)]
             }
-            Self::Each(names) => {
-                names.iter().map(|name| (name.clone(), vec![shape[1..].to_vec()])).collect()
-            }
+            Self::Each(names) => names.iter().map(|name| (name.clone(), vec![shape[1..].to_vec()])).collect(),
         }
     }
 }

@@ -199,7 +199,10 @@ impl SafeTensors {
             None => Ok(values),
             Some(at) => {
                 let at = range.start + at;
-                Err(self.bad(name, format!("element {at} is beyond the range of f16 (±65504) or not finite; use f32")))
+                Err(self.bad(
+                    name,
+                    format!("element {at} is beyond the range of f16 (±65504) or not finite; use f32"),
+                ))
             }
         }
     }
@@ -302,7 +305,9 @@ fn parse_header(path: &Path, header: &[u8], data: u64, file_len: u64) -> Result<
     for (name, RawEntry { dtype, shape, data_offsets: [begin, end] }) in raw.entries {
         let wrong = |reason: String| bad(path, Some(&name), reason);
         let Some(dtype) = FileType::parse(&dtype) else {
-            return Err(wrong(format!("type {dtype} is not supported, only F32, F16, BF16, F8_E4M3 and I64")));
+            return Err(wrong(format!(
+                "type {dtype} is not supported, only F32, F16, BF16, F8_E4M3 and I64"
+            )));
         };
         let shape = shape.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<Vec<_>>>();
         let bytes = shape.as_ref().and_then(|shape| {

@@ -621,7 +621,9 @@ impl Source {
     fn piece_rows(&self, name: &str) -> Result<usize> {
         match self {
             Self::Published(published) => published.piece_rows(name),
-            Self::Gguf(_) | Self::Planned(_) => Ok(self.shape(name)?.iter().rev().nth(1).copied().unwrap_or(1)),
+            Self::Gguf(_) | Self::Planned(_) => {
+                Ok(self.shape(name)?.iter().rev().nth(1).copied().unwrap_or(1))
+            }
         }
     }
 

@@ -79,11 +79,17 @@ impl Model for Qwen3VlFamily {
         let missing = || bad(text.path(), Some("mmproj"), "the model has no vision file");
         let file = vision.ok_or_else(missing)?;
         gguf::check_vision(file)?;
-        let config = gguf::text_config(text, self.architecture, |_| gguf::sections(metadata, self.architecture))?;
+        let config =
+            gguf::text_config(text, self.architecture, |_| gguf::sections(metadata, self.architecture))?;
         let seeing = gguf::seeing(text, file, &config, self.architecture)?;
         let tie_word_embeddings = text.tensor("output.weight").is_none();
-        let config =
-            Config { model: self, text: config, tie_word_embeddings, vision: Some(Arc::new(seeing)), fp8_block: None };
+        let config = Config {
+            model: self,
+            text: config,
+            tie_word_embeddings,
+            vision: Some(Arc::new(seeing)),
+            fp8_block: None,
+        };
         gguf::refuse_missing(&config, text, vision)?;
         Ok(config)
     }

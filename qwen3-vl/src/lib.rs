@@ -30,7 +30,8 @@ pub use load::{Checkpoint, Qwen3Vl, processor};
 pub use pictures::{Pictures, Spellings, pictures};
 
 /// The models that this crate has.
-pub const MODELS: language::seam::Models = &[&family::DENSE, &qwen3::DENSE, &family::MIXTURE, &qwen3::MIXTURE];
+pub const MODELS: language::seam::Models =
+    &[&family::DENSE, &qwen3::DENSE, &family::MIXTURE, &qwen3::MIXTURE];
 
 /// Messages → prompt text.
 pub mod chat {

@@ -116,7 +116,10 @@ impl Case for Product {
     fn about(&self) -> About {
         let Self { m, experts, n, k, top_k, .. } = self;
         let data = data::label(self.choice);
-        let id = format!("experts_linear_{}/m={m},experts={experts},n={n},k={k},top_k={top_k}{data}", self.stored());
+        let id = format!(
+            "experts_linear_{}/m={m},experts={experts},n={n},k={k},top_k={top_k}{data}",
+            self.stored()
+        );
         let (terms, blocks) = (self.k as f64, (self.k / 32 + 1) as f64);
         let tolerance = match self.format {
             None => Tolerance::new(
@@ -142,7 +145,8 @@ impl Case for Product {
     fn inputs(&self) -> Vec<HostTensor> {
         let id = self.id();
         let mut rng = data::rng(&id, "ids");
-        let from = if self.choice == Choice::Half { (self.experts / 2).max(self.top_k) } else { self.experts };
+        let from =
+            if self.choice == Choice::Half { (self.experts / 2).max(self.top_k) } else { self.experts };
         let mut ids = Vec::new();
         for _ in 0..self.m {
             let mut all: Vec<usize> = (0..from).collect();
@@ -171,9 +175,7 @@ impl Case for Product {
         let x = ExpertRows::Tokens(&inputs[0]);
         let products = match self.format {
             None => ops::experts_linear(x, &inputs[1], &routes)?,
-            Some(format) => {
-                ops::quant_experts_linear(x, &self.weights.get(&inputs[1], format)?, &routes)?
-            }
+            Some(format) => ops::quant_experts_linear(x, &self.weights.get(&inputs[1], format)?, &routes)?,
         };
         ops::experts_sum_into(y, &products, &routes, None)
     }
@@ -228,9 +230,15 @@ impl Case for Product {
 pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for dtype in [DType::F32, DType::F16] {
-        for (m, experts, k, top_k) in
-            [(0, 3, 8, 1), (1, 1, 1, 1), (1, 128, 64, 8), (3, 7, 33, 7), (16, 33, 40, 5), (17, 65, 36, 2), (40, 5, 7, 1)]
-        {
+        for (m, experts, k, top_k) in [
+            (0, 3, 8, 1),
+            (1, 1, 1, 1),
+            (1, 128, 64, 8),
+            (3, 7, 33, 7),
+            (16, 33, 40, 5),
+            (17, 65, 36, 2),
+            (40, 5, 7, 1),
+        ] {
             cases.push(Box::new(Route { m, experts, k, top_k, dtype, ties: false }));
         }
         cases.push(Box::new(Route { m: 5, experts: 70, k: 4, top_k: 40, dtype, ties: true }));
@@ -248,10 +256,10 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             ([1, 7, 33, 40, 3], Choice::Normal),
             ([1, 5, 8, 27, 5], Choice::First), // all of them, and rows that are not aligned
             ([16, 11, 37, 64, 2], Choice::Half),
-            ([17, 11, 37, 64, 2], Choice::Half),    // sorted
-            ([70, 3, 66, 96, 1], Choice::First),    // all tokens have one: tiles of 32 or 64 rows, and a last one
-            ([130, 3, 65, 36, 2], Choice::Normal),  // more rows of each than a tile has
-            ([18, 35, 40, 29, 3], Choice::Normal),  // fewer rows than experts
+            ([17, 11, 37, 64, 2], Choice::Half),   // sorted
+            ([70, 3, 66, 96, 1], Choice::First), // all tokens have one: tiles of 32 or 64 rows, and a last one
+            ([130, 3, 65, 36, 2], Choice::Normal), // more rows of each than a tile has
+            ([18, 35, 40, 29, 3], Choice::Normal), // fewer rows than experts
             ([40, 2, 64, 160, 2], Choice::Normal),
         ] {
             add(shape, stored, choice, Purpose::Test);

@@ -290,10 +290,8 @@ fn quantised_experts_run_on_every_device() -> Result<()> {
         let options = Options { max_new_tokens: 6, ..Options::default() };
         Ok(model.generate(&[], "Count the warps in a block of 256 threads.", &options)?.ids)
     };
-    let quantize = |device: &Device| LoadOptions {
-        quantize: Some(Format::Q8_0),
-        ..LoadOptions::for_device(device)
-    };
+    let quantize =
+        |device: &Device| LoadOptions { quantize: Some(Format::Q8_0), ..LoadOptions::for_device(device) };
     let want = answer(&fixture("moe"), &Device::Cpu, quantize(&Device::Cpu))?;
     assert_eq!(answer(&fixture("moe"), &gpu, quantize(&gpu))?, want);
     let streamed = LoadOptions { gpu_layers: Some(1), ..quantize(&gpu) };

@@ -49,7 +49,12 @@ impl Experts {
         };
         if !(1..=experts).contains(&top_k) {
             let reason = format!("not 1 to {experts}, the number of experts");
-            return Err(Error::Unsupported { op: "Experts", argument: "top_k", value: top_k.to_string(), reason });
+            return Err(Error::Unsupported {
+                op: "Experts",
+                argument: "top_k",
+                value: top_k.to_string(),
+                reason,
+            });
         }
         let inner = gate.dims().first().map_or(0, |rows| rows / experts);
         for (argument, matrix, rows, columns) in [

@@ -114,12 +114,7 @@ impl Mlp {
 }
 
 impl Dense {
-    fn forward_fused(
-        &self,
-        x: &Tensor,
-        norm: Option<&RmsNorm>,
-        residual: Option<&Tensor>,
-    ) -> Result<Tensor> {
+    fn forward_fused(&self, x: &Tensor, norm: Option<&RmsNorm>, residual: Option<&Tensor>) -> Result<Tensor> {
         let &[rows, _] = x.dims() else { return Err(misfit("Mlp", "x", "[rows, hidden]", x)) };
         let mut y = Tensor::uninitialized([rows, self.fc2.out_features()], DType::F32, &x.device())?;
         let quantized = self.quantized().filter(|_| rows > 1); // one row stays f32: its kernels quantise it themselves

@@ -60,7 +60,11 @@ pub fn route(x: &Tensor, gate: &Tensor, top_k: usize, normalized: bool) -> Resul
 
 fn check_counts(experts: usize, top_k: usize) -> Result<()> {
     if experts > MAX_EXPERTS as usize {
-        return Err(ROUTE.unsupported("gate", experts, format!("there may be {MAX_EXPERTS} experts at most")));
+        return Err(ROUTE.unsupported(
+            "gate",
+            experts,
+            format!("there may be {MAX_EXPERTS} experts at most"),
+        ));
     }
     match (1..=experts).contains(&top_k) {
         true => Ok(()),

@@ -27,7 +27,8 @@ pub fn text_plan(dir: &Path, config: &Config, mix: Mix) -> Result<Plan> {
     if let Some(experts) = &text.experts
         && !(experts.normalized && experts.sparse_layers(text.num_hidden_layers) == text.num_hidden_layers)
     {
-        let reason = "GGUF files can't state layers without experts, or weights that are not divided by their sum";
+        let reason =
+            "GGUF files can't state layers without experts, or weights that are not divided by their sum";
         return Err(bad(&dir.join("config.json"), Some("num_experts"), reason));
     }
     let mut plan = Plan { keys: Vec::new(), tensors };

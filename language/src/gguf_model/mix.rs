@@ -110,7 +110,9 @@ impl Mix {
         match self {
             Self::F16 | Self::Q8_0 => usual,
             _ if eight && (values || published.contains("k_proj")) => GgmlType::Q8_0,
-            Self::Q2_K | Self::Q3_K_S | Self::Q3_K_M | Self::IQ4_NL | Self::IQ4_XS | Self::Q4_K_M if eight && out => {
+            Self::Q2_K | Self::Q3_K_S | Self::Q3_K_M | Self::IQ4_NL | Self::IQ4_XS | Self::Q4_K_M
+                if eight && out =>
+            {
                 GgmlType::Q5_K
             }
             Self::Q4_K_M | Self::Q5_K_M if (values || down) && matters => GgmlType::Q6_K,
