@@ -36,6 +36,7 @@ mod pass;
 pub mod picture;
 pub mod placement;
 pub mod processor;
+mod published;
 mod read_at;
 pub mod reasoning;
 mod relay;
