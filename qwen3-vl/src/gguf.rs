@@ -4,8 +4,8 @@ use super::config::{
     self, Config, PUBLISHED_PIXELS, PUBLISHED_VIDEO_PIXELS, PreprocessorConfig, Seeing, TextConfig,
     VisionConfig,
 };
+use super::names::LAYER_NORM_EPS;
 use super::pictures::Pictures;
-use super::vision::LAYER_NORM_EPS;
 use language::Processor;
 use language::json::bad;
 use pascaline::Result;
