@@ -27,36 +27,21 @@ pub trait Modules {
     type Place;
 }
 
-/// Makes modules.
+/// Makes modules. All functions return the errors of reading tensors.
 pub trait Load<M: Modules> {
     /// A linear map.
-    ///
-    /// # Errors
-    /// Those of reading the tensors, as of all functions here.
     fn linear(&mut self, spec: LinearSpec) -> Result<M::Linear>;
 
     /// A norm.
-    ///
-    /// # Errors
-    /// As [`linear`](Self::linear).
     fn norm(&mut self, spec: NormSpec) -> Result<M::Norm>;
 
     /// An MLP.
-    ///
-    /// # Errors
-    /// As [`linear`](Self::linear).
     fn mlp(&mut self, spec: MlpSpec) -> Result<M::Mlp>;
 
     /// Appends a block.
-    ///
-    /// # Errors
-    /// As [`linear`](Self::linear).
     fn push(&mut self, blocks: &mut M::Blocks, spec: BlockSpec) -> Result<()>;
 
     /// A table.
-    ///
-    /// # Errors
-    /// As [`linear`](Self::linear).
     fn table(&mut self, spec: TableSpec) -> Result<M::Table>;
 }
 
@@ -69,64 +54,34 @@ pub trait Run<M: Modules> {
     fn constant(&mut self, values: Tensor) -> M::Value;
 
     /// x·Wᵀ + b
-    ///
-    /// # Errors
-    /// As all functions here.
     fn linear(&mut self, map: &M::Linear, x: &M::Value) -> Result<M::Value>;
 
     /// The normalised rows.
-    ///
-    /// # Errors
-    /// As all functions here.
     fn norm(&mut self, norm: &M::Norm, x: &M::Value) -> Result<M::Value>;
 
     /// fc2(activation(fc1(x)))
-    ///
-    /// # Errors
-    /// As all functions here.
     fn mlp(&mut self, mlp: &M::Mlp, x: &M::Value) -> Result<M::Value>;
 
     /// The same elements in rows of `columns`.
-    ///
-    /// # Errors
-    /// As all functions here.
     fn in_rows_of(&mut self, x: &M::Value, columns: usize) -> Result<M::Value>;
 
     /// Block `index` of `blocks`.
-    ///
-    /// # Errors
-    /// As all functions here.
     fn block(&mut self, blocks: &M::Blocks, index: usize, x: &M::Value, place: &M::Place)
     -> Result<M::Value>;
 
     /// The place of the rows of one sequence with these cosines and sines, each [rows, head_dim / 2].
-    ///
-    /// # Errors
-    /// As all functions here.
     fn place(&mut self, angles: [Tensor; 2]) -> Result<M::Place>;
 
     /// The `rows` rows that `mix` makes of the rows of a table. It is linear, and the same for each column.
-    ///
-    /// # Errors
-    /// As all functions here.
     fn mixed(&mut self, table: &M::Table, rows: usize, mix: &dyn Fn(&[f32]) -> Vec<f32>) -> Result<M::Value>;
 
     /// x + y, of one shape.
-    ///
-    /// # Errors
-    /// As all functions here.
     fn add(&mut self, x: &M::Value, y: &M::Value) -> Result<M::Value>;
 
     /// x with rows of it replaced by the parts'.
-    ///
-    /// # Errors
-    /// As all functions here.
     fn replace_rows(&mut self, x: M::Value, parts: &[Part<M::Value>]) -> Result<M::Value>;
 
     /// x with the parts added to rows of it.
-    ///
-    /// # Errors
-    /// As all functions here.
     fn add_rows(&mut self, x: M::Value, parts: &[Part<M::Value>]) -> Result<M::Value>;
 }
 
