@@ -11,7 +11,7 @@ use pascaline::ops::{Activation, Attention};
 use pascaline::quant::QuantTensor;
 use pascaline::{Error, Result, Tensor};
 use qwen3_vl::forward::{Load, Modules, Part, Run};
-use qwen3_vl::spec::{AttentionSpec, BlockSpec, LinearSpec, MlpSpec, NormKind, NormSpec, TableSpec};
+use qwen3_vl::spec::{AttentionSpec, BlockSpec, LinearSpec, MlpSpec, NormSpec, TableSpec};
 use std::ops::Range;
 
 /// Modules over a tape.
@@ -208,7 +208,6 @@ struct Norm {
 
 impl Norm {
     fn new(values: Values, tape: &mut Tape, spec: &NormSpec) -> Result<Self> {
-        debug_assert_eq!(spec.bias().is_some(), spec.kind == NormKind::Layer);
         let weight = values.parameter(tape, &spec.weight())?;
         let bias = spec.bias().map(|bias| values.parameter(tape, &bias)).transpose()?;
         Ok(Self { weight, bias, eps: spec.eps })
