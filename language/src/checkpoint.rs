@@ -177,12 +177,14 @@ impl Checkpoint {
     pub fn adapter_bytes(&self, config: &Config, options: &LoadOptions) -> usize {
         let Some((adapter, _)) = &self.adapter else { return 0 };
         let (mut tensors, mut widest) = (0, 0);
+        let (layer, prefix) = (config.block(0), config.layer_prefix(0)); // all are alike
+        let inner = layer.mlp.dense().map(|mlp| &mlp.fc1);
+        let stacks: Vec<_> =
+            [Some(&layer.attention.qkv), inner].into_iter().flatten().map(|map| &map.parts).collect();
         for (module, low) in adapter.maps() {
-            let stacked = match module.rsplit('.').next() {
-                Some("q_proj" | "k_proj" | "v_proj") => 3,
-                Some("gate_proj" | "up_proj") => 2,
-                _ => 1,
-            };
+            let is_part = |(name, _): &(String, usize)| module.ends_with(&name[prefix.len() - 1..]);
+            let stack = stacks.iter().find(|parts| parts.iter().any(is_part));
+            let stacked = stack.map_or(1, |parts| parts.len());
             let [n, k] = low.shape;
             if !matches!(self.storage(config, options, &format!("{module}.weight")), Storage::Float(_)) {
                 tensors += adapter.rank() * (k + n * stacked);

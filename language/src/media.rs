@@ -184,11 +184,11 @@ impl Positions {
 
 /// The tower's output for an image.
 #[derive(Clone, Debug)]
-pub struct VisionOutput {
+pub struct VisionOutput<V = Tensor> {
     /// [tokens, text hidden]
-    pub embeddings: Tensor,
+    pub embeddings: V,
     /// For each of the first decoder layers: [tokens, text hidden].
-    pub deepstack: Vec<Tensor>,
+    pub deepstack: Vec<V>,
 }
 
 impl VisionOutput {

@@ -466,3 +466,44 @@ fn quantize_aware_runs_export_what_they_have_trained() {
         ]);
     }
 }
+
+/// A model of text alone: adapters that change its answers, and all weights for a GGUF file that answers as the training saw it.
+#[test]
+fn a_text_model_is_fine_tuned() {
+    let (model, folder) = (fixture("qwen3/tiny"), tempfile::tempdir().unwrap());
+    let data = folder.path().join("pairs.jsonl");
+    let line = |asked: &str, answer: &str| {
+        let turn = |from: &str, value: &str| serde_json::json!({"from": from, "value": value});
+        serde_json::json!({"conversations": [turn("human", asked), turn("gpt", answer)]}).to_string()
+    };
+    fs::write(&data, [line("ping", "pong"), line("one", "two")].join("\n")).unwrap();
+    let train = |to: &Path, options: &[&str]| {
+        let base = ["finetune", "--model", text(&model), "--data", text(&data), "--to", text(to)];
+        let plan = ["--batch", "2", "--epochs", "30", "--rate", "1e-2", "--schedule", "constant"];
+        succeeds(&base.iter().chain(&plan).chain(options).copied().collect::<Vec<_>>())
+    };
+    let answer = |model: &Path, options: &[&str]| {
+        let ask = [
+            "generate",
+            "--model",
+            text(model),
+            "--prompt",
+            "ping",
+            "--max-new-tokens",
+            "8",
+            "--temperature",
+            "0",
+        ];
+        succeeds(&ask.iter().chain(options).copied().collect::<Vec<_>>())
+    };
+    let adapter = folder.path().join("adapter");
+    assert!(train(&adapter, &["--rank", "4"]).contains("step 30/30"));
+    assert_ne!(answer(&model, &[]), answer(&model, &["--adapter", text(&adapter)]));
+
+    let whole = folder.path().join("whole");
+    let rounding = ["--full", "--quantize-aware", "q8_0", "--scales", "learned"];
+    assert!(train(&whole, &rounding).contains("step 30/30"));
+    let files: Vec<String> = contents(&whole).into_keys().filter(|name| name.ends_with(".gguf")).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    assert!(answer(&whole.join(&files[0]), &[]).contains("pong"));
+}
