@@ -106,8 +106,17 @@ const KNOWN: [&str; 94] = [
     "url",
 ];
 /// Fields whose values have names of the client's own.
-const WHOLE: [&str; 8] =
-    ["arguments", "guided_json", "input", "input_schema", "json", "logit_bias", "parameters", "schema"];
+const WHOLE: [&str; 9] = [
+    "arguments",
+    "format",
+    "guided_json",
+    "input",
+    "input_schema",
+    "json",
+    "logit_bias",
+    "parameters",
+    "schema",
+];
 
 /// Bytes that a value takes in the list or object that holds it, which may have grown to twice its size.
 const VALUE: usize = 2 * size_of::<Value>();
@@ -115,7 +124,11 @@ const VALUE: usize = 2 * size_of::<Value>();
 const OBJECT: usize = 512;
 
 fn is_known(name: &str) -> bool {
-    KNOWN.contains(&name) || REFUSED.iter().any(|(refused, _)| *refused == name)
+    KNOWN.contains(&name) || is_refused(name)
+}
+
+fn is_refused(name: &str) -> bool {
+    REFUSED.iter().any(|(refused, _)| *refused == name)
 }
 
 /// Parses a body. The charge grows by what its values take.
@@ -213,7 +226,7 @@ impl<'de> Visitor<'de> for Build<'_> {
             }
             let fixed = if map.is_empty() { OBJECT } else { 0 };
             self.pay(fixed + 2 * (name.len() + size_of::<String>()) + VALUE)?;
-            let whole = self.whole || WHOLE.contains(&&*name);
+            let whole = self.whole || WHOLE.contains(&&*name) || is_refused(&name);
             let value = fields.next_value_seed(self.inner(whole))?;
             map.insert(name, value);
         }
