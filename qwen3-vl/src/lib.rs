@@ -23,7 +23,7 @@ pub use language::hub;
 pub use language::{
     ControlTokens, LanguageModel, LoadOptions, Matrices, Options, Output, Placement, Processor, Prompt,
     Sampling, Session, SplitMode, Statistics, StopReason, VisionPlace, Visual, adapter, batch, cases,
-    checkpoint, estimate, files, fit, footprint, generate, json, model, options, placement, rows,
+    checkpoint, estimate, files, fit, footprint, generate, json, model, options, placement, reasoning, rows,
     safetensors, sampling, seam, split, stream, text, tokenizer, validate, weights,
 };
 pub use load::{Checkpoint, Qwen3Vl, processor};
