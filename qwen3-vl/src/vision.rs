@@ -223,6 +223,14 @@ impl Tower for VisionTower {
         progress.state = Some(state);
         Ok(None)
     }
+
+    fn depth(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
 }
 
 /// A group of frames on its way.

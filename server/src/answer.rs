@@ -2,7 +2,7 @@
 
 use super::app::App;
 use super::error::ApiError;
-use super::worker::{Event, Usage};
+use super::worker::{Event, PromptProgress, Usage};
 use qwen3_vl::StopReason;
 use qwen3_vl::sampling::Logprobs;
 use std::future::poll_fn;
@@ -19,6 +19,8 @@ pub(crate) struct Answers {
 
 /// A part of one of the answers.
 pub(crate) enum Part {
+    /// A part of the prompt was computed.
+    Prompt(PromptProgress),
     /// A token and its text.
     Token { id: u32, text: String, logprobs: Option<Logprobs> },
     /// The end.
@@ -49,6 +51,7 @@ impl Answers {
         })
         .await?;
         let part = match event {
+            Some(Event::Prompt(progress)) => Part::Prompt(progress),
             Some(Event::Token { id, text, logprobs }) => Part::Token { id, text, logprobs },
             Some(Event::Done { rest, reason, usage }) => {
                 self.receivers[at] = None;
@@ -89,6 +92,7 @@ pub(crate) struct Answer {
 impl Answer {
     pub fn push(&mut self, part: Part) {
         match part {
+            Part::Prompt(_) => {}
             Part::Token { id, text, logprobs } => {
                 self.text += &text;
                 self.tokens.extend(logprobs.map(|logprobs| (id, logprobs)));

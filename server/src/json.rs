@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 use std::fmt;
 
 /// The fields that a route reads, at whatever depth.
-const KNOWN: [&str; 38] = [
+const KNOWN: [&str; 39] = [
     "best_of",
     "content",
     "echo",
@@ -32,6 +32,7 @@ const KNOWN: [&str; 38] = [
     "prompt",
     "repetition_penalty",
     "response_format",
+    "return_progress",
     "role",
     "schema",
     "seed",

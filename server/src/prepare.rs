@@ -53,14 +53,13 @@ pub(crate) async fn chat(
     charge: Charge,
 ) -> Result<Prepared> {
     let (files, mut charge) = fetched(app, pictures, charge).await?;
-    let (schema, choices, wish) = (wish.schema.clone(), wish.choices, wish.clone());
+    let (schema, choices) = (wish.schema.clone(), wish.choices);
     if schema.is_some() {
         charge.grow(GRAMMAR * (choices + 1))?;
     }
     let limits = app.config.limits.clone();
     let ((prompt, plans, files, rules), mut charge) =
         outlined(app, messages, files, charge, move |app, prompt| {
-            room(app, prompt.ids.len(), &wish)?;
             let Some(schema) = schema else { return Ok(Vec::new()) };
             let param = "response_format.json_schema.schema";
             let rule = app.grammars()?.json(schema);
@@ -204,7 +203,6 @@ pub(crate) async fn raw(
         let one = |prompt| {
             let prompt = text(app, prompt, wanted)?;
             fits(app, "prompt", &prompt)?;
-            room(app, prompt.ids.len(), &wish)?;
             Ok(KeyedPrompt::new(app.worker.model(), prompt)?)
         };
         let prompts = prompts.into_iter().map(one).collect::<Result<Vec<_>>>()?;
@@ -274,18 +272,6 @@ fn fits(app: &App, param: &str, prompt: &Prompt) -> Result<()> {
     }
 }
 
-/// The room for an answer after a prompt of this many tokens, if it is as much as the request asks for.
-fn room(app: &App, tokens: usize, wish: &Wish) -> Result<usize> {
-    let room = app.config.limits.context - tokens;
-    match wish.max_tokens.filter(|&most| most > room) {
-        None => Ok(room),
-        Some(most) => Err(ApiError::too_long(
-            "max_tokens",
-            format!("max_tokens is {most}, and after the prompt's {tokens} tokens there is room for {room}"),
-        )),
-    }
-}
-
 fn too_long(app: &App, param: &str, found: &str) -> ApiError {
     let context = app.config.limits.context;
     let message = format!("the prompt has {found}; prompt and answer together may have {context}");
@@ -298,7 +284,8 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
     let (charge, mut rules) = (Arc::new(charge), rules.into_iter());
     let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
     for prompt in prompts {
-        let room = room(app, prompt.prompt().ids.len(), wish)?;
+        // more than there is room for is cut, as `generate` does; the answer then ends with "length"
+        let room = app.config.limits.context.saturating_sub(prompt.prompt().ids.len());
         for choice in 0..wish.choices {
             let sampling = &wish.options.sampling;
             let seed = sampling.seed.wrapping_add(choice as u64);
@@ -313,6 +300,7 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
                 logprobs: wish.logprobs,
                 constraint,
                 events,
+                progress: wish.stream && wish.return_progress,
                 charge: Some(Arc::clone(&charge)),
             });
             receivers.push(receiver);

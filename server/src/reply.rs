@@ -2,7 +2,7 @@
 
 use super::answer::Answer;
 use super::app::App;
-use super::worker::Usage;
+use super::worker::{PromptProgress, Usage};
 use qwen3_vl::StopReason;
 use qwen3_vl::sampling::Logprobs;
 use qwen3_vl::tokenizer::Tokenizer;
@@ -121,6 +121,28 @@ impl Shape {
         if with_usage {
             value["usage"] = Value::Null;
         }
+        value
+    }
+
+    /// The progress of an answer's prompt, in the form of llama-server: a chunk without text.
+    pub fn progress(&self, index: usize, progress: &PromptProgress) -> Value {
+        let (object, choice) = match self.kind {
+            Kind::Chat => (
+                "chat.completion.chunk",
+                json!({ "index": index, "delta": {}, "logprobs": null, "finish_reason": null }),
+            ),
+            Kind::Text => (
+                "text_completion",
+                json!({ "index": index, "text": "", "logprobs": null, "finish_reason": null }),
+            ),
+        };
+        let mut value = self.object(object, vec![choice]);
+        value["prompt_progress"] = json!({
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.processed,
+            "time_ms": u64::try_from(progress.since.as_millis()).unwrap_or(u64::MAX),
+        });
         value
     }
 

@@ -37,6 +37,8 @@ pub(crate) struct Wish {
     pub schema: Option<Value>,
     pub stream: bool,
     pub include_usage: bool,
+    /// Whether a stream has the progress of the prompt.
+    pub return_progress: bool,
 }
 
 /// `/v1/chat/completions`
@@ -227,6 +229,7 @@ fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
         schema: None,
         stream,
         include_usage,
+        return_progress: fields.bool("return_progress")?.unwrap_or(false),
     })
 }
 

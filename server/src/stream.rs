@@ -135,10 +135,14 @@ impl Outgoing {
     }
 
     async fn part(&mut self, index: usize, part: Part) -> std::result::Result<(), Gone> {
+        if let Part::Prompt(progress) = &part {
+            return self.event(&self.shape.progress(index, progress)).await;
+        }
         let is_first = self.offsets[index].is_none();
         let offset = self.offsets[index].unwrap_or(0);
         let mut piece = Piece { index, is_first, offset, ..Piece::default() };
         match part {
+            Part::Prompt(_) => {}
             Part::Token { id, text, logprobs } => {
                 // no text yet: the token begins a character
                 if text.is_empty() && logprobs.is_none() && !is_first {
