@@ -44,8 +44,8 @@ impl LanguageModel {
     /// Answers a prepared prompt. A prefix of the prompt that the session's cache holds is not computed again.
     ///
     /// `receive` is given the text as it is generated, never a part of a character, and may end the answer. It is called
-    /// once for each token. While pictures and the prompt are computed it is called before each layer, so that long work can be
-    /// ended soon: a GPU has at most two layers queued. The text is empty where there is none yet.
+    /// once for each token. While pictures and the prompt are computed it is called before each layer (of a pass of fewer than 16
+    /// tokens before the first alone), so that long work can be ended soon: a GPU has at most two layers queued. The text is empty where there is none yet.
     ///
     /// The session's cache has room for the whole answer if [`Options::max_new_tokens`] bounds it, and else grows with it. An
     /// answer for which no memory is left ends with [`StopReason::ContextFull`].

@@ -150,7 +150,8 @@ impl Network {
                 if depth == 1 && layer > 0 && len >= LEAST_BOUNDED {
                     queue.bound(h.device().as_cuda())?;
                 }
-                ended = layer < layers && go_on(from + len * layer / layers).is_break();
+                let is_asked = layer == 0 || len >= LEAST_ASKED && layer < layers;
+                ended = is_asked && go_on(from + len * layer / layers).is_break();
                 if ended { Err(interrupted()) } else { Ok(()) }
             };
             let h = match self.text.forward(&on_device, &ropes, images, cache.caches(), &mut ask) {
@@ -202,6 +203,9 @@ pub(super) const LEAST_BOUNDED: usize = 64;
 pub(super) fn interrupted() -> Error {
     Error::Prompt { reason: "it was interrupted".into() }
 }
+
+/// The fewest tokens of a pass that can be ended between its layers. One of fewer tokens is over soon.
+const LEAST_ASKED: usize = 16;
 
 /// Bounds how far a GPU's queue runs ahead, so that work can be ended soon.
 pub(super) struct Queue {

@@ -198,9 +198,19 @@ impl<'m> Request<'m> {
         self.first
     }
 
+    /// Whether the answer has a token.
+    pub fn has_begun(&self) -> bool {
+        self.first_token.is_some()
+    }
+
+    /// The time since the request was made.
+    pub fn time(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
     /// Counts tokens that were computed; those before the first token of the answer are the prompt's.
     pub fn passed(&mut self, tokens: usize) {
-        if self.first_token.is_none() {
+        if !self.has_begun() {
             self.prefilled += tokens;
         }
     }

@@ -2,8 +2,9 @@
 
 use super::app::App;
 use super::error::ApiError;
-use super::worker::{Event, PromptProgress, Usage};
+use super::worker::{Event, Usage};
 use qwen3_vl::StopReason;
+use qwen3_vl::batch::PromptProgress;
 use qwen3_vl::sampling::Logprobs;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ pub(crate) struct Answers {
     app: Arc<App>,
     /// `None`: the answer is complete.
     receivers: Vec<Option<UnboundedReceiver<Event>>>,
+    /// The progress of their prompts, until these are computed.
+    progress: Vec<Option<UnboundedReceiver<PromptProgress>>>,
 }
 
 /// A part of one of the answers.
@@ -27,9 +30,20 @@ pub(crate) enum Part {
     Done { rest: String, reason: StopReason, usage: Usage },
 }
 
+/// A thing that is received.
+enum Next {
+    Prompt(PromptProgress),
+    Event(Option<Event>),
+}
+
 impl Answers {
-    pub fn new(receivers: Vec<UnboundedReceiver<Event>>, app: &Arc<App>) -> Self {
-        Self { app: Arc::clone(app), receivers: receivers.into_iter().map(Some).collect() }
+    pub fn new(
+        receivers: Vec<(UnboundedReceiver<Event>, UnboundedReceiver<PromptProgress>)>,
+        app: &Arc<App>,
+    ) -> Self {
+        let (receivers, progress) =
+            receivers.into_iter().map(|(events, of)| (Some(events), Some(of))).unzip();
+        Self { app: Arc::clone(app), receivers, progress }
     }
 
     pub fn len(&self) -> usize {
@@ -39,19 +53,30 @@ impl Answers {
     /// The next part of any answer, and the answer's index; `None` after the last one's end. No part follows an error.
     pub async fn next(&mut self) -> Option<Result<(usize, Part), ApiError>> {
         let (at, event) = poll_fn(|context| {
+            for (at, slot) in self.progress.iter_mut().enumerate() {
+                let Some(receiver) = slot else { continue };
+                match receiver.poll_recv(context) {
+                    Poll::Ready(Some(progress)) => return Poll::Ready(Some((at, Next::Prompt(progress)))),
+                    Poll::Ready(None) => *slot = None,
+                    Poll::Pending => {}
+                }
+            }
             let mut waits = false;
             for (at, slot) in self.receivers.iter_mut().enumerate() {
                 let Some(receiver) = slot else { continue };
                 match receiver.poll_recv(context) {
-                    Poll::Ready(event) => return Poll::Ready(Some((at, event))),
+                    Poll::Ready(event) => return Poll::Ready(Some((at, Next::Event(event)))),
                     Poll::Pending => waits = true,
                 }
             }
             if waits { Poll::Pending } else { Poll::Ready(None) }
         })
         .await?;
+        let event = match event {
+            Next::Prompt(progress) => return Some(Ok((at, Part::Prompt(progress)))),
+            Next::Event(event) => event,
+        };
         let part = match event {
-            Some(Event::Prompt(progress)) => Part::Prompt(progress),
             Some(Event::Token { id, text, logprobs }) => Part::Token { id, text, logprobs },
             Some(Event::Done { rest, reason, usage }) => {
                 self.receivers[at] = None;

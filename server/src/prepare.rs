@@ -59,7 +59,7 @@ pub(crate) async fn chat(
     }
     let limits = app.config.limits.clone();
     let ((prompt, plans, files, rules), mut charge) =
-        outlined(app, messages, files, charge, move |app, prompt| {
+        outlined(app, messages, files, charge, move |app, _| {
             let Some(schema) = schema else { return Ok(Vec::new()) };
             let param = "response_format.json_schema.schema";
             let rule = app.grammars()?.json(schema);
@@ -294,16 +294,23 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
             options.max_new_tokens = wish.max_tokens.unwrap_or(wish.options.max_new_tokens).min(room);
             let constraint = rules.next().map(|rule| Box::new(Grammar(rule)) as Box<dyn Constraint>);
             let (events, receiver) = unbounded_channel();
+            let (sender, progress) = unbounded_channel();
+            let mut prompt = prompt.clone();
+            if wish.stream && wish.return_progress {
+                // a client that has left is noticed by its events
+                prompt = prompt.reporting(move |progress| {
+                    let _ = sender.send(progress);
+                });
+            }
             jobs.push(Job {
-                prompt: prompt.clone(),
+                prompt,
                 options,
                 logprobs: wish.logprobs,
                 constraint,
                 events,
-                progress: wish.stream && wish.return_progress,
                 charge: Some(Arc::clone(&charge)),
             });
-            receivers.push(receiver);
+            receivers.push((receiver, progress));
         }
     }
     app.worker.submit(jobs)?;

@@ -5,7 +5,7 @@
 //! dead thread.
 
 use super::account::Charge;
-use super::worker::{Event, Failure, Job, PromptProgress, Shared, Usage, Waiting, Weight};
+use super::worker::{Event, Failure, Job, Shared, Usage, Waiting, Weight};
 use pascaline::{Device, Error, memory};
 use qwen3_vl::LanguageModel;
 use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};
@@ -68,8 +68,6 @@ struct Running {
     /// When it was taken; later, when its last token was sent.
     since: Instant,
     first: bool,
-    /// Whether its client is sent the progress of the prompt.
-    progress: bool,
     weight: Weight,
     /// Dropped after the batch has dropped the prompt.
     _charge: Option<Arc<Charge>>,
@@ -96,7 +94,7 @@ impl Thread<'_> {
 
     fn take(&mut self, job: Job) {
         let weight = job.weight();
-        let Job { prompt, options, logprobs, constraint, events, charge, progress } = job;
+        let Job { prompt, options, logprobs, constraint, events, charge } = job;
         if events.is_closed() {
             return self.shared.metrics.left.add(1);
         }
@@ -108,8 +106,7 @@ impl Thread<'_> {
         let failure = match added {
             Ok(Ok(Some(id))) => {
                 let since = Instant::now();
-                self.running
-                    .insert(id, Running { events, since, first: true, progress, weight, _charge: charge });
+                self.running.insert(id, Running { events, since, first: true, weight, _charge: charge });
                 return;
             }
             Ok(Ok(None)) => Failure::Panicked,
@@ -175,11 +172,6 @@ impl Thread<'_> {
     fn tell(&mut self, event: batch::Event) {
         let metrics = &self.shared.metrics;
         match event {
-            batch::Event::Prompt { id, total, cached, processed } => {
-                let Some(job) = self.running.get(&id).filter(|job| job.progress) else { return };
-                let since = job.since.elapsed();
-                let _ = job.events.send(Event::Prompt(PromptProgress { total, cached, processed, since }));
-            }
             batch::Event::Token { id, token, text, logprobs } => {
                 let Some(job) = self.running.get_mut(&id) else { return };
                 let times = if job.first { &metrics.first_token } else { &metrics.next_token };

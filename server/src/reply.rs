@@ -2,8 +2,9 @@
 
 use super::answer::Answer;
 use super::app::App;
-use super::worker::{PromptProgress, Usage};
+use super::worker::Usage;
 use qwen3_vl::StopReason;
+use qwen3_vl::batch::PromptProgress;
 use qwen3_vl::sampling::Logprobs;
 use qwen3_vl::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -141,7 +142,7 @@ impl Shape {
             "total": progress.total,
             "cache": progress.cached,
             "processed": progress.processed,
-            "time_ms": u64::try_from(progress.since.as_millis()).unwrap_or(u64::MAX),
+            "time_ms": u64::try_from(progress.time.as_millis()).unwrap_or(u64::MAX),
         });
         value
     }

@@ -15,7 +15,7 @@ use qwen3_vl::{LanguageModel, Options, StopReason};
 use std::collections::VecDeque;
 use std::iter::Sum;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{io, thread};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
@@ -32,8 +32,6 @@ pub struct Job {
     pub constraint: Option<Box<dyn Constraint>>,
     /// The channel of its events. Sending never blocks; the answer's most tokens bound the channel's length.
     pub events: UnboundedSender<Event>,
-    /// Whether to send the progress of its prompt.
-    pub progress: bool,
     /// The memory of its prompt, given back when the last job that shares it has ended.
     pub charge: Option<Arc<Charge>>,
 }
@@ -41,8 +39,6 @@ pub struct Job {
 /// An event of an answer.
 #[derive(Debug)]
 pub enum Event {
-    /// A part of the prompt was computed.
-    Prompt(PromptProgress),
     /// A token was generated.
     Token {
         /// Which.
@@ -63,19 +59,6 @@ pub enum Event {
     },
     /// The answer failed; no event follows.
     Failed(Failure),
-}
-
-/// How far a prompt is computed.
-#[derive(Clone, Copy, Debug)]
-pub struct PromptProgress {
-    /// Its tokens.
-    pub total: usize,
-    /// Of these, tokens that were not computed again.
-    pub cached: usize,
-    /// Tokens that are computed or were not computed again.
-    pub processed: usize,
-    /// The time since its computation began.
-    pub since: Duration,
 }
 
 /// Why an answer failed.

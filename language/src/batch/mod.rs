@@ -44,7 +44,7 @@ use std::time::{Duration, Instant};
 
 pub use crate::options::BatchOptions;
 pub use pascaline::ops::PAGE;
-pub use prefix::{KeyedPrompt, Prefixes};
+pub use prefix::{KeyedPrompt, Prefixes, PromptProgress};
 pub use sequence::RequestId;
 
 impl BatchOptions {
@@ -68,17 +68,6 @@ impl BatchOptions {
 /// A result of a step, of one request.
 #[derive(Debug)]
 pub enum Event {
-    /// A part of the prompt was computed.
-    Prompt {
-        /// The request.
-        id: RequestId,
-        /// Tokens of the prompt.
-        total: usize,
-        /// Of these, the ones that were found in the pool.
-        cached: usize,
-        /// Tokens that are computed or were found.
-        processed: usize,
-    },
     /// A token of the answer. The checkpoint's stop tokens give no such event.
     Token {
         /// The request.
@@ -522,14 +511,7 @@ impl<'m> Batch<'m> {
         self.counted.steps += 1;
         let wanting = self.sequences_to_sample(last, parts);
         for (i, count) in last.iter().map(|&i| (i, 1)).chain(parts.iter().copied()) {
-            let sequence = &mut self.running[i];
-            sequence.advance(count, &mut self.pages);
-            events.extend(sequence.prompt_progress().map(|[total, cached, processed]| Event::Prompt {
-                id: sequence.id,
-                total,
-                cached,
-                processed,
-            }));
+            self.running[i].advance(count, &mut self.pages);
         }
         let mut ended: Vec<(usize, Result<StopReason>)> = Vec::new();
         for (i, token) in wanting.into_iter().zip(tokens) {

@@ -2,7 +2,7 @@
 
 use super::images::Images;
 use super::pages::Pages;
-use super::prefix::{Key, KeyedPrompt, page_key};
+use super::prefix::{Key, KeyedPrompt, PromptProgress, ReceiveProgress, page_key};
 
 use crate::media::{VisionOutput, VisionProgress};
 use crate::model::LanguageModel;
@@ -30,6 +30,7 @@ pub(super) struct Sequence<'m> {
     pub pages: Vec<u32>,
     /// Tokens that were found in the pool.
     shared: usize,
+    receive: Option<ReceiveProgress>,
     /// Keys of the full pages of `ids`, as far as computed.
     keys: Vec<Key>,
     /// The prompt, which the choices of a request share.
@@ -63,13 +64,14 @@ impl<'m> Sequence<'m> {
         sampler: Sampler,
         capacity: usize,
     ) -> Result<Self> {
-        let KeyedPrompt { prompt, runs, digests, keys } = prompt;
+        let KeyedPrompt { prompt, runs, digests, keys, receive } = prompt;
         Ok(Self {
             id,
             request: Request::new(model, &prompt, options, sampler, capacity)?,
             computed: 0,
             pages: Vec::new(),
             shared: 0,
+            receive,
             keys,
             runs,
             digests,
@@ -161,12 +163,6 @@ impl<'m> Sequence<'m> {
         Some(self.computed)
     }
 
-    /// Before the answer begins: tokens of the prompt, those found in the pool, and those computed or found.
-    pub fn prompt_progress(&self) -> Option<[usize; 3]> {
-        let total = self.request.prompt_len();
-        (self.request.ids.len() == total).then_some([total, self.shared, self.computed])
-    }
-
     /// Allocates a page if the next token needs one. Returns whether the token has room.
     pub fn grow(&mut self, pages: &mut Pages) -> bool {
         if self.pages.len() < pages_of(self.request.ids.len()) {
@@ -192,6 +188,14 @@ impl<'m> Sequence<'m> {
             pages.set_key(self.pages[page], key);
         }
         self.request.passed(tokens);
+        if let Some(receive) = self.receive.as_ref().filter(|_| !self.request.has_begun()) {
+            receive(PromptProgress {
+                total: self.request.prompt_len(),
+                cached: self.shared,
+                processed: self.computed,
+                time: self.request.time(),
+            });
+        }
         if self.left() == 0 {
             self.outputs.fill(None);
         }
