@@ -304,6 +304,7 @@ impl Chat<'_> {
             Err(error) => {
                 answer.abandon();
                 self.messages.pop();
+                self.cut = before;
                 if let Error::OutOfMemory { .. } = error {
                     self.give_memory_back()?;
                 }

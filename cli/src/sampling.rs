@@ -5,7 +5,7 @@ use pascaline::Error;
 use qwen3_vl::{LanguageModel, Options, Processor, Prompt, Sampling};
 
 /// Tokens that memory is planned for if nothing limits an answer, the most first; a longer one takes what is left.
-const UNLIMITED: [usize; 3] = [4096, 2048, 512];
+const UNLIMITED: [usize; 2] = [2048, 512];
 
 #[derive(clap::Args)]
 pub(super) struct SamplingArgs {

@@ -357,19 +357,15 @@ impl LanguageModel {
         let first_new = spans.iter().filter(|span| span.end <= start).count();
         let new = &prompt.patches[first_new..];
         let mut outputs = Vec::with_capacity(new.len());
-        let tokens = spans[first_new..].iter().map(|span| span.len());
-        let (mut done, total) = (0, tokens.clone().sum());
-        for (patches, tokens) in new.iter().zip(tokens) {
+        let (mut done, total) = (0, spans[first_new..].iter().map(Range::len).sum());
+        for (at, patches) in new.iter().enumerate() {
+            let tokens = spans.get(first_new + at).map_or(0, Range::len);
             let blocks = self.network.blocks_of(patches).max(1);
             let mut ask = |passed: usize| {
                 go_on(Progress { phase: Phase::Images, done: done + tokens * passed / blocks, total })
             };
-            let Some(output) = self.network.encode_image_on(
-                patches,
-                &mut VisionProgress::default(),
-                usize::MAX,
-                &mut ask,
-            )?
+            let mut progress = VisionProgress::default();
+            let Some(output) = self.network.encode_image_on(patches, &mut progress, usize::MAX, &mut ask)?
             else {
                 return Ok(None);
             };

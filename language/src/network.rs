@@ -113,7 +113,7 @@ impl Network {
 
     /// Blocks that an image passes.
     pub fn blocks_of(&self, patches: &Patches) -> usize {
-        self.tower.as_ref().map_or(0, |tower| tower.depth() * patches.grid[0])
+        self.tower.as_ref().map_or(0, |tower| tower.depth().saturating_mul(patches.grid[0]))
     }
 
     /// Computes the tokens of a prompt that come after those in the cache, at least one, and returns the logits after the last.
@@ -218,7 +218,7 @@ impl Queue {
         Self { most, queued: VecDeque::new() }
     }
 
-    /// Marks the end of a part of the work on `device`, and waits until fewer than `most` parts are left. Does nothing on the CPU.
+    /// Marks the end of a part of the work on `device`, and waits until at most `most` parts are left. Does nothing on the CPU.
     pub fn bound(&mut self, device: Option<&CudaDevice>) -> Result<()> {
         let Some(device) = device.filter(|device| !device.is_planned()) else { return Ok(()) };
         let event = match self.queued.pop_front() {
