@@ -9,8 +9,9 @@ use super::output::Output;
 use super::sampling::SamplingArgs;
 use super::source::typed_path;
 use pascaline::{Device, Error, memory};
-use qwen3_vl::chat::Message;
+use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::generate::{Step, user_turn};
+use qwen3_vl::reasoning::ReasoningStream;
 use qwen3_vl::sampling::Sampler;
 use qwen3_vl::{
     LanguageModel, Options, Output as Generated, Prompt, Session, Statistics, StopReason, Visual,
@@ -40,6 +41,11 @@ pub(super) struct Args {
     /// where an answer repeats parts of its prompt or of itself.
     #[arg(long)]
     prompt_lookup: bool,
+
+    /// Leave out what the model thinks before it answers. Otherwise a terminal shows it dimmed, and a pipe gets it as the
+    /// model writes it, up to `</think>`.
+    #[arg(long)]
+    hide_thinking: bool,
 
     #[command(flatten)]
     output: Output,
@@ -278,7 +284,9 @@ impl Chat<'_> {
             error: None,
         };
         let prepared = self.model.processor.prepare(&self.messages, &self.visuals);
-        let (mut answer, found) = self.generate(prepared, editor);
+        let begins_in_thought =
+            prepared.as_ref().is_ok_and(|prompt| self.model.processor.begins_in_thought(&prompt.ids));
+        let (mut answer, found) = self.generate(prepared, begins_in_thought, editor);
         let result = match found {
             Ok((prompt, found)) => {
                 answer.end()?;
@@ -290,7 +298,7 @@ impl Chat<'_> {
                 } else {
                     let end = if cancelled { "ended by Ctrl-C; " } else { "" };
                     output.note(&format!("{end}{}", summary(&found.statistics)));
-                    self.messages.push(Message::text("assistant", &found.text));
+                    self.messages.push(assistant_turn(&found.text, begins_in_thought));
                     self.shown = self.visuals.len();
                     self.remember_cut(prompt, found.ids.clone(), found.stop_reason);
                 }
@@ -328,6 +336,7 @@ impl Chat<'_> {
     fn generate(
         &mut self,
         prompt: pascaline::Result<Prompt>,
+        begins_in_thought: bool,
         editor: &Editor,
     ) -> (Answer, pascaline::Result<(Prompt, Generated)>) {
         let output = &self.args.output;
@@ -337,6 +346,7 @@ impl Chat<'_> {
             (true, true) => Answer::nowhere(),
         };
         let mut answer = answer.with_progress(output);
+        answer.tell_thoughts(begins_in_thought, self.args.hide_thinking);
         editor.begin_answer();
         let found = prompt.and_then(|prompt| {
             self.args.sampling.say_room(&self.model, &prompt, output)?;
@@ -371,7 +381,10 @@ impl Chat<'_> {
             self.args.output.complain("no answer was cut that could go on");
             return Ok(if editor.is_terminal() { Ok(()) } else { Err(()) });
         };
-        let (mut answer, found) = self.generate(prompt.continued(&ids), editor);
+        let begins_in_thought = self.model.processor.begins_in_thought(&prompt.ids);
+        let mut so_far = ReasoningStream::new(begins_in_thought);
+        so_far.push(&self.model.processor.tokenizer.decode(&ids));
+        let (mut answer, found) = self.generate(prompt.continued(&ids), so_far.is_in_thought(), editor);
         let found = match found {
             Ok((_, found)) => found,
             Err(error) if pascaline::cuda::is_lost() => return Err(error.into()),
@@ -398,7 +411,7 @@ impl Chat<'_> {
         };
         ids.extend(&found.ids);
         self.messages.pop();
-        self.messages.push(Message::text("assistant", &text));
+        self.messages.push(assistant_turn(&text, begins_in_thought));
         self.turns.push(Turn {
             message: "/continue".to_owned(),
             images: 0,
@@ -413,13 +426,38 @@ impl Chat<'_> {
     }
 }
 
+/// An answer as a turn: templates decide whether they repeat its thought.
+fn assistant_turn(text: &str, begins_in_thought: bool) -> Message {
+    let mut stream = ReasoningStream::new(begins_in_thought);
+    let (told, rest) = (stream.push(text), stream.finish());
+    let mut message = Message::text("assistant", told.answer + &rest.answer);
+    let thought = told.reasoning + &rest.reasoning;
+    if !thought.is_empty() {
+        message.content.insert(0, Part::Reasoning { text: thought });
+    }
+    message
+}
+
 fn pictures(count: usize) -> String {
     if count == 1 { "1 picture".to_owned() } else { format!("{count} pictures") }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Request;
+    use super::{Request, assistant_turn};
+    use qwen3_vl::chat::{Message, Part};
+
+    #[test]
+    fn a_thought_is_a_part_of_its_own() {
+        assert_eq!(assistant_turn("Hi", false), Message::text("assistant", "Hi"));
+        for (text, inside) in [("why</think>\n\nHi", true), ("<think>why</think>Hi", false)] {
+            let turn = assistant_turn(text, inside);
+            let [Part::Reasoning { text: thought }, Part::Text { text }] = &turn.content[..] else {
+                panic!("{turn:?}")
+            };
+            assert_eq!((&**thought, &**text), ("why", "Hi"));
+        }
+    }
 
     #[test]
     fn commands_begin_with_a_slash() {

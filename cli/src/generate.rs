@@ -54,6 +54,11 @@ pub(super) struct Args {
     #[arg(long)]
     prompt_lookup: bool,
 
+    /// Leave out what the model thinks before it answers. Otherwise a terminal shows it dimmed, and a pipe gets it as the
+    /// model writes it, up to `</think>`.
+    #[arg(long)]
+    hide_thinking: bool,
+
     #[command(flatten)]
     output: Output,
 
@@ -139,6 +144,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     let answer = if output.stdout_is_taken() { Answer::nowhere() } else { Answer::on_stdout() };
     let mut answer = answer.with_progress(output);
+    answer.tell_thoughts(model.processor.begins_in_thought(&prompt.ids), args.hide_thinking);
     let mut session = model.session().map_err(|error| args.model.failure(error))?;
     if loaded.work.is_some() {
         session.reserve(planned_work.context).map_err(|error| args.model.failure(error))?;

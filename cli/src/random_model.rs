@@ -195,7 +195,7 @@ fn write_weights(
     config: &Config,
     screen: &mut Screen,
 ) -> Result<usize, Failure> {
-    let tensors = config.tensors();
+    let tensors = config.published_tensors();
     let mut header = Map::new();
     let mut at = 0;
     for (name, shape) in &tensors {

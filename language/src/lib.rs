@@ -1,4 +1,4 @@
-//! What every decoder model needs: its files, tokens, memory and devices, answers, and many requests at once.
+//! The parts that every decoder model needs: its files, tokens, memory and devices, answers, and many requests at once.
 //!
 //! A model says in [`seam`] what is its own: how its configuration reads, and the part that sees. Everything else is here, once.
 //!
@@ -28,6 +28,7 @@ pub mod json;
 pub mod layers;
 mod lookup;
 pub mod media;
+mod message;
 pub mod model;
 mod network;
 pub mod options;
@@ -35,7 +36,9 @@ mod pass;
 pub mod picture;
 pub mod placement;
 pub mod processor;
+mod published;
 mod read_at;
+pub mod reasoning;
 mod relay;
 mod request;
 pub mod rope;
@@ -49,6 +52,7 @@ mod template;
 pub mod text;
 pub mod tokenizer;
 mod tokenizer_parts;
+mod tools;
 pub mod validate;
 pub mod weights;
 mod workload;

@@ -139,7 +139,7 @@ pub(crate) struct Waiting {
 }
 
 impl Job {
-    /// What it is as a heavy one: one job, and its prompt's tokens. Nothing if it is light.
+    /// Its share of the heavy work: one job, and its prompt's tokens. Zero if it is light.
     pub(crate) fn weight(&self) -> Weight {
         match self.charge.as_ref().is_some_and(|charge| !charge.is_light()) {
             true => Weight { jobs: 1, tokens: self.prompt.prompt().ids.len(), unanswered: 1 },
@@ -354,6 +354,17 @@ impl Worker {
     /// The model, for uses that need no computing thread: its configuration and its processor.
     pub fn model(&self) -> &LanguageModel {
         &self.models[0] // there is one at least
+    }
+
+    /// The most requests that the replicas compute at a time.
+    pub fn places(&self) -> usize {
+        self.shared
+            .state()
+            .replicas
+            .iter()
+            .filter(|replica| !replica.is_lost())
+            .map(|replica| replica.most)
+            .sum()
     }
 
     /// Queues jobs: all of them, or none if there is no room for all. Each is queued for the replica with the longest

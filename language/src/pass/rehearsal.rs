@@ -11,7 +11,7 @@ use pascaline::ops::PAGE;
 use pascaline::{DType, Result, Tensor, cuda};
 use std::ops::ControlFlow;
 
-/// What a batch takes beside its pages.
+/// The memory of a batch beside its pages.
 pub(crate) struct Rehearsed {
     /// Kernels of a pass of one answer's token.
     pub launches: usize,

@@ -27,7 +27,7 @@ fn with(mut body: Value, fields: Value) -> Value {
     body
 }
 
-/// What `generate` answers to a text with pictures.
+/// The answer of `generate` to a text with pictures.
 fn generated(question: &str, urls: &[String]) -> String {
     use base64::Engine;
     let model = model(&Device::Cpu);
@@ -304,8 +304,9 @@ fn what_is_wrong_is_named() {
         (with(ok(), json!({ "logprobs": 3 })), "logprobs"),
         (with(ok(), json!({ "top_logprobs": 3 })), "top_logprobs"),
         (with(ok(), json!({ "logprobs": true, "top_logprobs": 50 })), "top_logprobs"),
-        (with(ok(), json!({ "logit_bias": { "5": 1 } })), "logit_bias"),
-        (with(ok(), json!({ "tools": [{}] })), "tools"),
+        (with(ok(), json!({ "logit_bias": { "x": 1 } })), "logit_bias.x"),
+        (with(ok(), json!({ "logit_bias": { "5": 101 } })), "logit_bias.5"),
+        (with(ok(), json!({ "logit_bias": { "999999": 1 } })), "logit_bias"),
         (with(ok(), json!({ "model": 5 })), "model"),
         (with(ok(), json!({ "response_format": "json" })), "response_format"),
         (with(ok(), json!({ "response_format": { "type": "yaml" } })), "response_format.type"),
