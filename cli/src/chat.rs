@@ -1,6 +1,6 @@
 //! `pascaline chat`: a conversation with images.
 
-use super::answer::{Answer, summary};
+use super::answer::{Answer, cut, summary};
 use super::editor::{Editor, Input};
 use super::failure::Failure;
 use super::fit;
@@ -10,9 +10,12 @@ use super::sampling::SamplingArgs;
 use super::source::typed_path;
 use pascaline::{Device, Error, memory};
 use qwen3_vl::chat::{Message, Part};
-use qwen3_vl::generate::user_turn;
+use qwen3_vl::generate::{Step, user_turn};
 use qwen3_vl::reasoning::ReasoningStream;
-use qwen3_vl::{LanguageModel, Options, Session, Statistics, StopReason, Visual};
+use qwen3_vl::sampling::Sampler;
+use qwen3_vl::{
+    LanguageModel, Options, Output as Generated, Prompt, Session, Statistics, StopReason, Visual,
+};
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -51,6 +54,7 @@ pub(super) struct Args {
 const HELP: &str = "\
 /image FILE  shows a picture with the next message; may be given more than once
 /drop        leaves out the pictures that wait for the next message
+/continue    goes on with an answer that was cut
 /reset       begins the conversation anew
 /help        lists these commands
 /quit        ends the conversation, as Ctrl-D does
@@ -63,6 +67,7 @@ enum Request<'a> {
     Help,
     Image(&'a str),
     Drop,
+    Continue,
     Reset,
     Quit,
     Unknown(&'a str),
@@ -81,6 +86,7 @@ impl<'a> Request<'a> {
             ("/image", file) => Self::Image(file),
             ("/help", "") => Self::Help,
             ("/drop", "") => Self::Drop,
+            ("/continue", "") => Self::Continue,
             ("/reset", "") => Self::Reset,
             ("/quit", "") => Self::Quit,
             _ => Self::Unknown(text),
@@ -121,6 +127,8 @@ struct Chat<'a> {
     turns: Vec<Turn>,
     /// Tokens that the cache has room for from the beginning.
     planned: usize,
+    /// The last answer, if it was cut: its prompt, and its tokens.
+    cut: Option<(Prompt, Vec<u32>)>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -141,7 +149,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     // the context that was planned, at once: a cache that grows would have both sizes of a layer for a moment, and leave gaps
     session.reserve(planned).map_err(|error| args.model.failure(error))?;
     let (messages, visuals, turns) = (beginning(args), Vec::new(), Vec::new());
-    let mut chat = Chat { args, model, options, session, messages, visuals, shown: 0, turns, planned };
+    let mut chat =
+        Chat { args, model, options, session, messages, visuals, shown: 0, turns, planned, cut: None };
 
     let mut editor = Editor::new()?;
     if editor.is_terminal() {
@@ -163,8 +172,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let result = match Request::parse(&message) {
             Request::Nothing => Ok(()),
             Request::Quit => break,
-            Request::Turn(text) => {
-                let result = chat.turn(text, &editor)?;
+            request @ (Request::Turn(_) | Request::Continue) => {
+                let result = match request {
+                    Request::Turn(text) => chat.turn(text, &editor)?,
+                    _ => chat.go_on(&editor)?,
+                };
                 if let Some(report) = &mut report {
                     let device = device.to_string();
                     report.write_partial(&Json { device, seed, turns: &chat.turns })?;
@@ -210,6 +222,7 @@ impl Chat<'_> {
                 self.messages = beginning(self.args);
                 self.visuals.clear();
                 self.shown = 0;
+                self.cut = None;
                 output.note("forgotten");
             }
             Request::Unknown(text) => {
@@ -217,7 +230,7 @@ impl Chat<'_> {
                     "{text} is no command; /help lists them, a space before it makes it a message"
                 ));
             }
-            Request::Nothing | Request::Quit | Request::Turn(_) => {}
+            Request::Nothing | Request::Quit | Request::Continue | Request::Turn(_) => {}
         }
         Ok(())
     }
@@ -260,6 +273,7 @@ impl Chat<'_> {
         let output = &self.args.output;
         let images = self.visuals.len() - self.shown;
         self.messages.push(user_turn(&self.visuals[self.shown..], text));
+        let before = self.cut.take();
         let mut turn = Turn {
             message: text.to_owned(),
             images,
@@ -269,36 +283,24 @@ impl Chat<'_> {
             statistics: None,
             error: None,
         };
-        let mut answer = match (output.stdout_is_taken(), output.is_quiet()) {
-            (false, _) => Answer::on_stdout(),
-            (true, false) => Answer::on_stderr(),
-            (true, true) => Answer::nowhere(),
-        };
-        editor.begin_answer();
-        let mut begins_in_thought = false;
-        let found = self.model.processor.prepare(&self.messages, &self.visuals).and_then(|prompt| {
-            begins_in_thought = self.model.processor.begins_in_thought(&prompt.ids);
-            answer.tell_thoughts(begins_in_thought, self.args.hide_thinking);
-            self.args.sampling.say_room(&self.model, &prompt, output)?;
-            self.model.generate_from(&mut self.session, &prompt, &self.options, |piece| {
-                match editor.is_interrupted() {
-                    true => ControlFlow::Break(()),
-                    false => answer.push(piece),
-                }
-            })
-        });
+        let prepared = self.model.processor.prepare(&self.messages, &self.visuals);
+        let begins_in_thought =
+            prepared.as_ref().is_ok_and(|prompt| self.model.processor.begins_in_thought(&prompt.ids));
+        let (mut answer, found) = self.generate(prepared, begins_in_thought, editor);
         let result = match found {
-            Ok(found) => {
+            Ok((prompt, found)) => {
                 answer.end()?;
                 let cancelled = found.stop_reason == StopReason::Cancelled;
                 if cancelled && found.ids.is_empty() {
                     self.messages.pop();
+                    self.cut = before;
                     output.note("ended before the answer began; the message is taken back");
                 } else {
                     let end = if cancelled { "ended by Ctrl-C; " } else { "" };
                     output.note(&format!("{end}{}", summary(&found.statistics)));
                     self.messages.push(assistant_turn(&found.text, begins_in_thought));
                     self.shown = self.visuals.len();
+                    self.remember_cut(prompt, found.ids.clone(), found.stop_reason);
                 }
                 turn.text = Some(found.text);
                 turn.generated_ids = found.ids;
@@ -310,6 +312,7 @@ impl Chat<'_> {
             Err(error) => {
                 answer.abandon();
                 self.messages.pop();
+                self.cut = before;
                 if let Error::OutOfMemory { .. } = error {
                     self.give_memory_back()?;
                 }
@@ -327,6 +330,99 @@ impl Chat<'_> {
         };
         self.turns.push(turn);
         Ok(result)
+    }
+
+    /// Generates after a prompt, printed as it comes, until Ctrl-C.
+    fn generate(
+        &mut self,
+        prompt: pascaline::Result<Prompt>,
+        begins_in_thought: bool,
+        editor: &Editor,
+    ) -> (Answer, pascaline::Result<(Prompt, Generated)>) {
+        let output = &self.args.output;
+        let answer = match (output.stdout_is_taken(), output.is_quiet()) {
+            (false, _) => Answer::on_stdout(),
+            (true, false) => Answer::on_stderr(),
+            (true, true) => Answer::nowhere(),
+        };
+        let mut answer = answer.with_progress(output);
+        answer.tell_thoughts(begins_in_thought, self.args.hide_thinking);
+        editor.begin_answer();
+        let found = prompt.and_then(|prompt| {
+            self.args.sampling.say_room(&self.model, &prompt, output)?;
+            let sampler = Sampler::new(self.options.sampling.clone(), &prompt.ids)?;
+            let receive = |step: Step| match editor.is_interrupted() {
+                true => ControlFlow::Break(()),
+                false => answer.step(&step),
+            };
+            let found =
+                self.model.generate_with(&mut self.session, &prompt, &self.options, sampler, receive)?;
+            Ok((prompt, found))
+        });
+        (answer, found)
+    }
+
+    /// Says that a limit cut the answer, and keeps what `/continue` goes on from.
+    fn remember_cut(&mut self, prompt: Prompt, ids: Vec<u32>, reason: StopReason) {
+        let goes_on = "/continue goes on";
+        if let Some(text) = cut(reason, &self.model, &prompt, ids.len(), goes_on) {
+            self.args.output.note(&text);
+        }
+        let ended = matches!(reason, StopReason::Eos | StopReason::StopString);
+        self.cut = (!ended && !ids.is_empty()).then_some((prompt, ids));
+    }
+
+    /// Goes on with the last answer, if it was cut; what comes is part of the same message.
+    ///
+    /// # Errors
+    /// As [`turn`](Self::turn).
+    fn go_on(&mut self, editor: &Editor) -> Result<Result<(), ()>, Failure> {
+        let Some((prompt, mut ids)) = self.cut.take() else {
+            self.args.output.complain("no answer was cut that could go on");
+            return Ok(if editor.is_terminal() { Ok(()) } else { Err(()) });
+        };
+        let begins_in_thought = self.model.processor.begins_in_thought(&prompt.ids);
+        let mut so_far = ReasoningStream::new(begins_in_thought);
+        so_far.push(&self.model.processor.tokenizer.decode(&ids));
+        let (mut answer, found) = self.generate(prompt.continued(&ids), so_far.is_in_thought(), editor);
+        let found = match found {
+            Ok((_, found)) => found,
+            Err(error) if pascaline::cuda::is_lost() => return Err(error.into()),
+            Err(error) => {
+                answer.abandon();
+                if let Error::OutOfMemory { .. } = error {
+                    self.give_memory_back()?;
+                }
+                self.cut = Some((prompt, ids));
+                self.args.output.complain(&self.args.model.explain(&error));
+                return Ok(Err(()));
+            }
+        };
+        answer.end()?;
+        self.args.output.note(&summary(&found.statistics));
+        let mut shown = [&*ids, &found.ids].concat();
+        if found.stop_reason == StopReason::Eos {
+            shown.pop(); // the stop token is no text
+        }
+        let tokenizer = &self.model.processor.tokenizer;
+        let text = match found.stop_reason {
+            StopReason::StopString => tokenizer.decode(&ids) + &found.text, // the text before the stop string
+            _ => tokenizer.decode(&shown),
+        };
+        ids.extend(&found.ids);
+        self.messages.pop();
+        self.messages.push(assistant_turn(&text, begins_in_thought));
+        self.turns.push(Turn {
+            message: "/continue".to_owned(),
+            images: 0,
+            text: Some(found.text),
+            generated_ids: found.ids,
+            stop_reason: Some(found.stop_reason),
+            statistics: Some(found.statistics),
+            error: None,
+        });
+        self.remember_cut(prompt, ids, found.stop_reason);
+        Ok(Ok(()))
     }
 }
 
@@ -371,6 +467,7 @@ mod tests {
             (" /image is a folder\n", Request::Turn("/image is a folder")),
             ("/image  '~/a b.png' \n", Request::Image("'~/a b.png'")),
             ("/image\n", Request::Image("")),
+            ("/continue ", Request::Continue),
             ("/quit", Request::Quit),
             ("/quit now", Request::Unknown("/quit now")),
             ("/images a", Request::Unknown("/images a")),

@@ -1,6 +1,6 @@
 //! `pascaline generate`: answers a question about images and prints the answer as it is generated.
 
-use super::answer::{Answer, summary};
+use super::answer::{Answer, cut, summary};
 use super::environment::is_virtual;
 use super::failure::Failure;
 use super::files;
@@ -14,6 +14,7 @@ use pascaline::memory::{self, adaptor::to_text};
 use pascaline::{Device, Error};
 use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
+use qwen3_vl::sampling::Sampler;
 use qwen3_vl::{LanguageModel, Options, Statistics, StopReason, Visual};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -118,27 +119,39 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let opened = args.model.open(output)?;
     let mut messages: Vec<_> = args.system.iter().map(|text| Message::text("system", text)).collect();
     messages.push(user_turn(&visuals, &question));
-    let to_come = args.sampling.max_new_tokens();
+    let most_to_come = args.sampling.planned_tokens(None)[0]; // there is one at least
     let texts = [&question, args.system.as_deref().unwrap_or_default()];
     let work = Work {
-        most: at_most(&texts, &visuals, to_come, &opened.config),
+        most: at_most(&texts, &visuals, most_to_come, &opened.config),
         exactly: &|processor| {
-            Ok(vec![of_prompt(&processor.prepare(&messages, &visuals)?, to_come, &processor.config)])
+            let prompt = processor.prepare(&messages, &visuals)?;
+            let to_come = args.sampling.planned_tokens(args.sampling.max_new_tokens(processor));
+            Ok(to_come.into_iter().map(|to_come| of_prompt(&prompt, to_come, &processor.config)).collect())
         },
     };
     let loaded = args.model.load(&opened, &device, &work, output)?;
     let model = &loaded.model;
     let prompt = model.processor.prepare(&messages, &visuals)?;
+    let to_come = args.sampling.max_new_tokens(&model.processor).unwrap_or_else(|| {
+        let context = loaded.work.map_or(0, |work| work.context);
+        context.saturating_sub(prompt.ids.len()).min(most_to_come)
+    });
     let planned_work = of_prompt(&prompt, to_come, &opened.config);
     let planned_bytes = loaded.planned_bytes(&opened, &planned_work)?;
     let options = Options { prompt_lookup: args.prompt_lookup, ..args.sampling.options(model) };
     args.sampling.say_seed(&options, output);
     args.sampling.say_room(model, &prompt, output)?;
 
-    let mut answer = if output.stdout_is_taken() { Answer::nowhere() } else { Answer::on_stdout() };
+    let answer = if output.stdout_is_taken() { Answer::nowhere() } else { Answer::on_stdout() };
+    let mut answer = answer.with_progress(output);
     answer.tell_thoughts(model.processor.begins_in_thought(&prompt.ids), args.hide_thinking);
     let mut session = model.session().map_err(|error| args.model.failure(error))?;
-    let mut generate = || model.generate_from(&mut session, &prompt, &options, |piece| answer.push(piece));
+    if loaded.work.is_some() {
+        session.reserve(planned_work.context).map_err(|error| args.model.failure(error))?;
+    }
+    let sampler = Sampler::new(options.sampling.clone(), &prompt.ids)?;
+    let generate =
+        || model.generate_with(&mut session, &prompt, &options, sampler, |step| answer.step(&step));
     let found = match trace_file {
         None => generate(),
         Some(file) => {
@@ -152,6 +165,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.model.failure(error)
     })?;
     answer.end()?;
+    let goes_on = "a larger --max-new-tokens goes on";
+    if let Some(text) = cut(found.stop_reason, model, &prompt, found.ids.len(), goes_on) {
+        output.note(&text);
+    }
     let share = bandwidth_share(model, &found.statistics)?;
     if !output.stdout_is_taken() {
         let of_a_copy = share.map(|share| format!(", {} of a copy's bandwidth", percent(share)));

@@ -162,11 +162,11 @@ pub fn decode<M: Modules>(
     mut h: M::Value,
     place: &M::Place,
     images: Images<M::Value>,
-    trace: &mut dyn FnMut(usize, &M::Value),
+    trace: &mut dyn FnMut(usize, &M::Value) -> Result<()>,
 ) -> Result<M::Value> {
     for (at, index) in range.enumerate() {
         h = run.block(layers, at, &h, place)?;
-        trace(index + 1, &h);
+        trace(index + 1, &h)?;
         let features = images.deepstack(index);
         if !features.is_empty() {
             h = run.add_rows(h, &features)?;

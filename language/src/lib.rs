@@ -4,7 +4,7 @@
 //!
 //! Read in this order: `seam` and `config` say what a model is; `checkpoint` and `weights` open the files (`safetensors`, `gguf`);
 //! `chat`, `tokenizer` and `processor` turn messages into tokens; `text` is the decoder and `network` joins it with the part that sees;
-//! `model` loads, `generate` answers. `batch` answers many requests at once; `fit`, `footprint` and `estimate` plan memory and time;
+//! `model` loads, `request` is an answer's way from its prompt to its end, `generate` steps one. `batch` answers many requests at once; `fit`, `footprint` and `estimate` plan memory and time;
 //! `placement`, `split` and `rows` spread a model over devices. Kernels and ops are the library's.
 
 pub mod adapter;
@@ -43,6 +43,7 @@ mod published;
 mod read_at;
 pub mod reasoning;
 mod relay;
+mod request;
 pub mod rope;
 pub mod rows;
 pub mod safetensors;
@@ -65,6 +66,7 @@ pub use control::ControlTokens;
 pub use generate::{Options, Output, Statistics, StopReason};
 pub use media::Visual;
 pub use model::{LanguageModel, Session};
+pub use network::{Phase, Progress};
 pub use options::{LoadOptions, Matrices};
 pub use placement::{Placement, SplitMode};
 pub use processor::{Processor, Prompt};

@@ -10,7 +10,7 @@ use super::picture::{Picture, PictureHeader};
 use super::reasoning;
 use super::seam::{Config, Pictures, Vision, VisionFiles};
 use super::tokenizer::Tokenizer;
-use pascaline::Result;
+use pascaline::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
@@ -36,6 +36,26 @@ pub struct Prompt {
     pub positions: Positions,
     /// The patches of each image and video, in order.
     pub patches: Vec<Patches>,
+}
+
+impl Prompt {
+    /// The prompt that goes on after the first tokens of its answer.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if their positions are beyond 32 bits.
+    pub fn continued(&self, answer: &[u32]) -> Result<Self> {
+        let mut prompt = self.clone();
+        let len = self.ids.len();
+        for (at, &id) in (len..).zip(answer) {
+            let position = i64::try_from(at).ok().and_then(|at| at.checked_add(self.positions.rope_delta));
+            let position = position.and_then(|position| u32::try_from(position).ok());
+            let position =
+                position.ok_or_else(|| Error::Prompt { reason: format!("token {at} has no position") })?;
+            prompt.ids.push(id);
+            prompt.positions.axes.push([position; 3]);
+        }
+        Ok(prompt)
+    }
 }
 
 impl Processor {

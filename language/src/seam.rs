@@ -375,6 +375,12 @@ pub trait Tower: Send + Sync {
         progress: &mut VisionProgress,
         blocks: usize,
     ) -> Result<Option<VisionOutput>>;
+
+    /// The blocks that each group of frames passes.
+    fn depth(&self) -> usize;
+
+    /// The device that computes.
+    fn device(&self) -> &Device;
 }
 
 /// How pictures and videos become tokens and patches.

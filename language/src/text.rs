@@ -241,17 +241,17 @@ impl TextModel {
     /// Runs tokens (`ids`: [tokens] u32) through all layers and appends their keys and values to the layers' caches, which
     /// are in the order of [`cache`](Self::cache). Returns the normalised hidden states [tokens, hidden] on the last
     /// device; with a row split, the same on each device. `ropes` has the angles for each device. `trace` is called with
-    /// the embeddings as number 0 and then with each layer's output, before deepstack features are added.
+    /// the embeddings as number 0 and then with each layer's output, before deepstack features are added; its error ends the pass.
     pub(super) fn forward<'a>(
         &self,
         ids: &Tensor,
         ropes: &[Rope],
         images: Images,
         mut caches: impl Iterator<Item = Cache<'a>>,
-        trace: &mut dyn FnMut(usize, &Tensor),
+        trace: &mut dyn FnMut(usize, &Tensor) -> Result<()>,
     ) -> Result<Vec<Tensor>> {
         let mut h = self.embed(ids, images)?;
-        trace(0, &h);
+        trace(0, &h)?;
         if let Between::Rows(sums) = &self.between {
             return self.forward_in_parts(sums, h, ropes, images, caches, trace);
         }
@@ -272,7 +272,7 @@ impl TextModel {
         ropes: &[Rope],
         images: Images,
         mut caches: impl Iterator<Item = Cache<'a>>,
-        trace: &mut dyn FnMut(usize, &Tensor),
+        trace: &mut dyn FnMut(usize, &Tensor) -> Result<()>,
     ) -> Result<Vec<Tensor>> {
         let own = |stage: &Stage| caches.by_ref().take(stage.range.len()).collect::<Vec<_>>().into_iter();
         let mut caches: Vec<_> = self.stages.iter().map(own).collect();
@@ -288,7 +288,7 @@ impl TextModel {
             let feed =
                 |(part, block): (usize, &TransformerBlock)| block.feed_forward(&between[part], part == 0);
             h = sums.sum(blocks().map(feed).collect::<Result<_>>()?)?;
-            trace(index + 1, &h[0]);
+            trace(index + 1, &h[0])?;
             let features = images.deepstack(index);
             if !features.is_empty() {
                 let features = sums.broadcast(&sparse(h[0].dims(), &features, self.device())?)?;
@@ -316,7 +316,7 @@ impl TextModel {
         rope: &Rope,
         images: Images,
         caches: &mut dyn Iterator<Item = Cache<'a>>,
-        trace: &mut dyn FnMut(usize, &Tensor),
+        trace: &mut dyn FnMut(usize, &Tensor) -> Result<()>,
     ) -> Result<Tensor> {
         let Stage { range, layers, device } = &self.stages[stage];
         let mut pass = Pass::with_caches(device, caches);

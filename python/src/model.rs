@@ -139,7 +139,7 @@ impl PyOutput {
 
 /// How the tokens of an answer are chosen, and when it ends, as Python gives it.
 struct Rules {
-    max_new_tokens: usize,
+    max_new_tokens: Option<usize>,
     greedy: Option<bool>,
     temperature: Option<f64>,
     top_k: Option<usize>,
@@ -154,7 +154,8 @@ struct Rules {
 }
 
 impl Rules {
-    fn options(self) -> Result<Options> {
+    /// `published` is the limit of the checkpoint's authors.
+    fn options(self, published: Option<usize>) -> Result<Options> {
         let shaping = [
             ("temperature", self.temperature.is_some_and(|temperature| temperature != 0.0)),
             ("top_k", self.top_k.is_some()),
@@ -176,7 +177,7 @@ impl Rules {
         sampling.check()?;
         let Self { max_new_tokens, stop, stop_at_eos, .. } = self;
         Ok(Options {
-            max_new_tokens,
+            max_new_tokens: max_new_tokens.or(published).unwrap_or(usize::MAX),
             sampling,
             stop: stop.unwrap_or_default(),
             stop_at_eos,
@@ -363,7 +364,7 @@ impl PyQwen3Vl {
     /// here. Ctrl-C raises KeyboardInterrupt within a token.
     ///
     /// Raises PromptError, ImageError, UnsupportedError, NotFiniteError, OutOfMemoryError.
-    #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = 512, greedy = None, temperature = None,
+    #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = None, greedy = None, temperature = None,
         top_k = None, top_p = None, min_p = None, repetition_penalty = None, presence_penalty = None, frequency_penalty = None, seed = None, stop = None,
         stop_at_eos = true, on_text = None))]
     fn generate(
@@ -372,7 +373,7 @@ impl PyQwen3Vl {
         prompt: Any,
         images: Option<Any>,
         videos: Option<Any>,
-        max_new_tokens: usize,
+        max_new_tokens: Option<usize>,
         greedy: Option<bool>,
         temperature: Option<f64>,
         top_k: Option<usize>,
@@ -400,7 +401,7 @@ impl PyQwen3Vl {
             stop,
             stop_at_eos,
         };
-        let options = rules.options()?;
+        let options = rules.options(self.inner.processor.generation.max_new_tokens)?;
         let prompt = self.prepared(py, prompt, images, videos)?;
         let mut interrupted: Option<PyErr> = None;
         let receive = |piece: &str| {
@@ -430,7 +431,7 @@ impl PyQwen3Vl {
     /// As ``generate``, but returns an iterator over the text as it is generated. Its ``output`` is the whole answer at the end.
     ///
     /// The answer is generated on a thread of its own, which ends when the iterator is closed or dropped.
-    #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = 512, greedy = None, temperature = None,
+    #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = None, greedy = None, temperature = None,
         top_k = None, top_p = None, min_p = None, repetition_penalty = None, presence_penalty = None, frequency_penalty = None, seed = None, stop = None,
         stop_at_eos = true))]
     fn stream(
@@ -439,7 +440,7 @@ impl PyQwen3Vl {
         prompt: Any,
         images: Option<Any>,
         videos: Option<Any>,
-        max_new_tokens: usize,
+        max_new_tokens: Option<usize>,
         greedy: Option<bool>,
         temperature: Option<f64>,
         top_k: Option<usize>,
@@ -466,7 +467,7 @@ impl PyQwen3Vl {
             stop,
             stop_at_eos,
         };
-        let options = rules.options()?;
+        let options = rules.options(self.inner.processor.generation.max_new_tokens)?;
         let prompt = self.prepared(py, prompt, images, videos)?;
         PyTextStream::start(Arc::clone(&self.inner), prompt, options)
     }

@@ -227,6 +227,14 @@ impl Tower for VisionTower {
         progress.state = Some(state);
         Ok(None)
     }
+
+    fn depth(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
 }
 
 /// The learned grid of position embeddings.

@@ -395,7 +395,7 @@ fn description(app: &App) -> Value {
         "max_model_len": limits.context,
         "limits": { "pictures": limits.pictures, "pixels": limits.pixels, "body": limits.body },
         "defaults": {
-            "max_tokens": defaults.max_new_tokens,
+            "max_tokens": Some(defaults.max_new_tokens).filter(|&most| most < usize::MAX),
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,

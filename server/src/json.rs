@@ -9,7 +9,7 @@ use serde_json::{Map, Number, Value};
 use std::fmt;
 
 /// The fields that a route reads, at whatever depth; those of `refused.rs` besides.
-const KNOWN: [&str; 94] = [
+const KNOWN: [&str; 95] = [
     "add_generation_prompt",
     "arguments",
     "background",
@@ -74,6 +74,7 @@ const KNOWN: [&str; 94] = [
     "regex",
     "repetition_penalty",
     "response_format",
+    "return_progress",
     "role",
     "schema",
     "seed",

@@ -59,7 +59,6 @@ pub(crate) async fn chat(app: &Arc<App>, chat: Chat, charge: Charge) -> Result<P
     let names: Arc<[String]> = tools.names().map(str::to_owned).collect();
     let ((prompt, plans, files, (rules, reader)), mut charge) =
         outlined(app, messages, tools.definitions(), files, charge, move |app, prompt| {
-            room(app, prompt.ids.len(), &wish)?;
             let begins_in_thought = app.worker.model().processor.begins_in_thought(&prompt.ids);
             let rules = matchers(app, &wish, begins_in_thought, choices)?;
             Ok((rules, Reader::new(begins_in_thought, names)))
@@ -221,7 +220,6 @@ pub(crate) async fn raw(
         let one = |prompt| {
             let prompt = text(app, prompt, wanted)?;
             fits(app, "prompt", &prompt)?;
-            room(app, prompt.ids.len(), &wish)?;
             Ok(KeyedPrompt::new(app.worker.model(), prompt)?)
         };
         let prompts = prompts.into_iter().map(one).collect::<Result<Vec<_>>>()?;
@@ -293,18 +291,6 @@ fn fits(app: &App, param: &str, prompt: &Prompt) -> Result<()> {
     }
 }
 
-/// The room for an answer after a prompt of this many tokens, if it is as much as the request asks for.
-fn room(app: &App, tokens: usize, wish: &Wish) -> Result<usize> {
-    let room = app.config.limits.context - tokens;
-    match wish.max_tokens.filter(|&most| most > room) {
-        None => Ok(room),
-        Some(most) => Err(ApiError::too_long(
-            "max_tokens",
-            format!("max_tokens is {most}, and after the prompt's {tokens} tokens there is room for {room}"),
-        )),
-    }
-}
-
 fn too_long(app: &App, param: &str, found: &str) -> ApiError {
     let context = app.config.limits.context;
     let message = format!("the prompt has {found}; prompt and answer together may have {context}");
@@ -317,7 +303,8 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
     let (charge, mut rules) = (Arc::new(charge), rules.into_iter());
     let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
     for prompt in prompts {
-        let room = room(app, prompt.prompt().ids.len(), wish)?;
+        // more than there is room for is cut, as `generate` does; the answer then ends with "length"
+        let room = app.config.limits.context.saturating_sub(prompt.prompt().ids.len());
         for choice in 0..wish.choices {
             let sampling = &wish.options.sampling;
             let seed = sampling.seed.wrapping_add(choice as u64);
@@ -330,15 +317,23 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
                 false => Some(Box::new(Biased { bias: wish.bias.clone(), grammar }) as _),
             };
             let (events, receiver) = unbounded_channel();
+            let (sender, progress) = unbounded_channel();
+            let mut prompt = prompt.clone();
+            if wish.stream && wish.return_progress {
+                // a client that has left is noticed by its events
+                prompt = prompt.reporting(move |progress| {
+                    let _ = sender.send(progress);
+                });
+            }
             jobs.push(Job {
-                prompt: prompt.clone(),
+                prompt,
                 options,
                 logprobs: wish.logprobs,
                 constraint,
                 events,
                 charge: Some(Arc::clone(&charge)),
             });
-            receivers.push(receiver);
+            receivers.push((receiver, progress));
         }
     }
     app.worker.submit(jobs)?;

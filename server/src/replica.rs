@@ -11,6 +11,7 @@ use qwen3_vl::LanguageModel;
 use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};
 use qwen3_vl::sampling::Sampler;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -129,7 +130,14 @@ impl Thread<'_> {
             self.running.remove(&id);
             self.shared.metrics.left.add(1);
         }
-        let events = batch.step();
+        // A pass for nobody is ended. One that others share goes on, as it would have to be computed again.
+        let running = &self.running;
+        let events = batch.step_while(&mut || match !running.is_empty()
+            && running.values().all(|job| job.events.is_closed())
+        {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        });
         let (fault, metrics) = (batch.fault().cloned(), batch.metrics());
         if let Some(error) = fault {
             self.lose(&error.into());

@@ -46,6 +46,8 @@ pub(crate) struct Wish {
     pub bias: Vec<(u32, f32)>,
     pub stream: bool,
     pub include_usage: bool,
+    /// Whether a stream has the progress of the prompt.
+    pub return_progress: bool,
 }
 
 /// `/v1/chat/completions`
@@ -264,6 +266,7 @@ fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
         bias: bias(fields)?,
         stream,
         include_usage,
+        return_progress: fields.bool("return_progress")?.unwrap_or(false),
     })
 }
 

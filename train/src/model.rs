@@ -321,7 +321,7 @@ impl Model {
         let layers: Vec<_> = (0..text.num_hidden_layers).map(|layer| self.config.block(layer)).collect();
         let mut recording = self.recording(tape);
         let h = forward::embed(&mut recording, tokens, images)?;
-        forward::decode(&mut recording, &layers, 0..layers.len(), h, &place, images, &mut |_, _| {})
+        forward::decode(&mut recording, &layers, 0..layers.len(), h, &place, images, &mut |_, _| Ok(()))
     }
 
     /// The values of a parameter as the forward pass has them.

@@ -141,7 +141,7 @@ fn all(
     let config = changed(&at.join("config.json"), fields)?;
     let (begun, part) = (Instant::now(), time.until(MODEL_FILES));
     let what = format!("a model of random weights in {}", mix.name());
-    let (file, parameters) = write_gguf(at, at, &config, mix, true, |bytes| {
+    let (file, parameters) = write_gguf(at, at, &config, mix, true, |bytes, _| {
         screen.doing(&format!("writing {what}: {}", format_bytes(bytes as usize)));
         if part.is_over() { Err(no_time()) } else { Ok(()) }
     })?;
