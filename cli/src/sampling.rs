@@ -7,7 +7,7 @@ use qwen3_vl::{LanguageModel, Options, Prompt, Sampling};
 #[derive(clap::Args)]
 pub(super) struct SamplingArgs {
     /// The most tokens to generate. The model's context may end the answer before.
-    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one, allow_negative_numbers = true)]
+    #[arg(long, short = 'n', value_name = "N", default_value = "512", value_parser = at_least_one, allow_negative_numbers = true)]
     max_new_tokens: usize,
 
     /// Always take the likeliest token. Without this and the options below, generation_config.json decides.

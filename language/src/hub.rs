@@ -10,6 +10,7 @@
 mod cache;
 mod download;
 mod files;
+mod held;
 mod http;
 
 use crate::checkpoint::directory_config;
@@ -29,6 +30,7 @@ use std::time::Duration;
 use url::Url;
 
 pub use download::Event;
+pub use held::HeldModel;
 
 /// Where models are if `HF_ENDPOINT` does not say otherwise.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -278,6 +280,11 @@ fn collect(folder: &Path, above: &str, files: &mut BTreeMap<String, Option<State
         }
     }
     Ok(())
+}
+
+/// The error of a cache that can't be read or changed.
+fn unusable(path: &Path, error: &io::Error) -> Error {
+    Error::Checkpoint { file: path.display().to_string(), item: None, reason: error.to_string() }
 }
 
 /// The error for a refusal of the hub.

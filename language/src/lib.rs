@@ -15,6 +15,7 @@ pub mod checkpoint;
 pub mod config;
 mod control;
 mod decode;
+pub mod embed;
 pub mod estimate;
 pub mod files;
 pub mod fit;
@@ -49,6 +50,7 @@ pub mod text;
 pub mod tokenizer;
 mod tokenizer_parts;
 pub mod validate;
+pub mod video;
 pub mod weights;
 mod workload;
 

@@ -8,7 +8,9 @@ use super::chat::Media;
 use super::config::TextConfig;
 use super::gguf::{Field, Gguf};
 use super::json::Fields;
-use super::media::{ImagePlan, Patches, Positions, VisionOutput, VisionProgress, VisionSizes, Visual};
+use super::media::{
+    ImagePlan, Patches, PixelLimits, Positions, VisionOutput, VisionProgress, VisionSizes, Visual,
+};
 use super::picture::PictureHeader;
 use pascaline::nn::Matrix;
 use pascaline::{Device, Error, Result, Tensor};
@@ -275,6 +277,9 @@ pub trait Pictures: Any + Send + Sync {
     /// # Errors
     /// [`Error::Image`].
     fn patches(&self, visual: &Visual) -> Result<Patches>;
+
+    /// The same with other limits of pixels.
+    fn within(&self, limits: PixelLimits) -> Box<dyn Pictures>;
 
     /// What a picture with this header becomes.
     ///

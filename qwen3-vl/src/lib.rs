@@ -23,8 +23,8 @@ pub use language::hub;
 pub use language::{
     ControlTokens, LanguageModel, LoadOptions, Matrices, Options, Output, Placement, Processor, Prompt,
     Sampling, Session, SplitMode, Statistics, StopReason, VisionPlace, Visual, adapter, batch, cases,
-    checkpoint, estimate, files, fit, footprint, generate, json, model, options, placement, rows,
-    safetensors, sampling, seam, split, stream, text, tokenizer, validate, weights,
+    checkpoint, embed, estimate, files, fit, footprint, generate, json, media, model, options, placement,
+    rows, safetensors, sampling, seam, split, stream, text, tokenizer, validate, video, weights,
 };
 pub use load::{Checkpoint, Qwen3Vl, processor};
 pub use pictures::{Pictures, Spellings, pictures};

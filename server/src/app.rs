@@ -10,7 +10,7 @@ use super::prepare;
 use super::request::{Chat, Completion, Parsed, Tokenize};
 use super::visitors::{self, Visitors};
 use super::worker::{Health, Worker};
-use super::{json, page, reply, stream};
+use super::{embed, json, page, reply, stream};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -94,7 +94,7 @@ impl App {
     }
 
     /// When the answer to a request that starts now must be complete.
-    fn deadline(&self) -> Instant {
+    pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.config.limits.time
     }
 
@@ -111,6 +111,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(completion))
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
+        .route("/v1/embeddings", post(embed::embeddings))
+        .route("/v1/rerank", post(embed::rerank))
+        .route("/v2/rerank", post(embed::rerank))
+        .route("/rerank", post(embed::rerank))
         .route("/tokenize", post(tokenize))
         .route("/metrics", get(metrics))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&app), authorize));
@@ -249,7 +253,7 @@ async fn read(
 }
 
 /// Parses a body with `read`. The charge is then that of the result.
-async fn parsed<T: Parsed>(
+pub(crate) async fn parsed<T: Parsed>(
     app: &Arc<App>,
     request: Request,
     deadline: Instant,

@@ -5,7 +5,7 @@
 use super::app::Config;
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::images::{Pictures, Source};
+use super::images::{Asked, Pictures, Source, pixel_limits};
 use super::limits::Limits;
 use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::{Options, Sampling};
@@ -100,14 +100,14 @@ impl Parsed for Tokenize {
 }
 
 /// Bytes of a conversation, with what each of its allocations takes besides.
-fn bytes_of(messages: &[Message], pictures: &Pictures) -> usize {
+pub(crate) fn bytes_of(messages: &[Message], pictures: &Pictures) -> usize {
     const ALLOCATION: usize = 64;
     let part = |part: &Part| match part {
         Part::Text { text } => text.len() + ALLOCATION,
         Part::Image | Part::Video => ALLOCATION,
     };
     let message = |message: &Message| message.content.iter().map(part).sum::<usize>() + 4 * ALLOCATION;
-    let file = |(param, source): &(String, Source)| source.bytes() + param.len() + 4 * ALLOCATION;
+    let file = |asked: &Asked| asked.source.bytes() + asked.param.len() + 4 * ALLOCATION;
     messages.iter().map(message).sum::<usize>() + pictures.iter().map(file).sum::<usize>()
 }
 
@@ -325,6 +325,12 @@ fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>, Pictures)
         let content = content(&fields, &mut pictures, limits)?;
         messages.push(Message { role: role.to_owned(), content });
     }
+    // as Qwen's own processor takes them, and as servers pass them on to it
+    let own = pixel_limits(fields, limits)?;
+    let passed =
+        fields.object("mm_processor_kwargs")?.map(|passed| pixel_limits(&passed, limits)).transpose()?;
+    let all = own.or(passed.unwrap_or_default());
+    pictures.iter_mut().for_each(|asked: &mut Asked| asked.pixels = asked.pixels.or(all));
     if pictures.len() > limits.pictures {
         let message = format!("{} pictures; a request may have {}", pictures.len(), limits.pictures);
         return Err(ApiError::invalid("messages", message));
@@ -332,7 +338,7 @@ fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>, Pictures)
     Ok((messages, pictures))
 }
 
-fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<Vec<Part>> {
+pub(crate) fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<Vec<Part>> {
     let path = fields.path("content");
     let parts = match fields.required("content", fields.get("content"))? {
         Value::String(text) => return Ok(vec![Part::Text { text: text.clone() }]),
@@ -347,15 +353,17 @@ fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<
         match part.required("type", part.str("type")?)? {
             "text" => Ok(Part::Text { text: part.required("text", part.str("text")?)?.to_owned() }),
             "image_url" => {
+                let mut pixels = pixel_limits(&part, limits)?;
                 let (path, url) = match part.get("image_url") {
                     Some(Value::String(url)) => (part.path("image_url"), url.as_str()), // as some clients send it
                     _ => {
                         let image = part.required("image_url", part.object("image_url")?)?;
+                        pixels = pixels.or(pixel_limits(&image, limits)?);
                         (image.path("url"), image.required("url", image.str("url")?)?)
                     }
                 };
                 let source = Source::read(&path, url, limits)?;
-                pictures.push((path, source));
+                pictures.push(Asked { param: path, source, pixels });
                 Ok(Part::Image)
             }
             other => {

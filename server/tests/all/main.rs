@@ -7,6 +7,7 @@ mod common;
 mod api;
 mod device_lost;
 mod hostile;
+mod media;
 mod out_of_memory;
 mod panics;
 mod replicas;
