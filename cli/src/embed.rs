@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     args.model.check()?;
     let output = &args.output;
     let report = output.report()?;
-    let stored = args.search.as_ref().map(|file| read_stored(file)).transpose()?;
+    let stored = args.search.as_ref().map(read_stored).transpose()?;
     let device = args.model.device(output)?;
     let opened = args.model.open(&device, output)?.or_pixels(PIXELS);
     let works = fit::embeddings(&opened.config, opened.image_tokens.max);

@@ -4,7 +4,8 @@ use super::device::DeviceArg;
 use super::devices::DevicesArgs;
 use super::failure::Failure;
 use super::hub;
-use super::model::{ImageTokens, bytes, cache_formats, image_tokens};
+use super::image_tokens::{ImageTokens, image_tokens};
+use super::model::{bytes, cache_formats};
 use super::output::Output;
 use super::published::Size;
 use super::screen::Style;
@@ -72,7 +73,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TYPE", value_parser = cache_formats(), ignore_case = true)]
     cache: Option<KvFormat>,
 
-    /// Print docs/cards.md: all published models, types and cards at three lengths of context.
+    /// Print docs/cards.md: all published models and types on six cards, at three lengths of context.
     #[arg(long, conflicts_with_all = ["model", "card", "device", "devices", "split", "split_mode", "between", "context", "image", "image_tokens", "cache", "memory_limit"])]
     table: bool,
 
@@ -85,7 +86,7 @@ pub(super) struct Args {
 }
 
 fn card(id: &str) -> Result<&'static Card, String> {
-    Card::by_name(id).ok_or_else(|| format!("use one of {}", Card::ALL.map(|card| card.id).join(", ")))
+    Card::by_name(id).ok_or_else(|| format!("use one of {}", Card::KNOWN.map(|card| card.id).join(", ")))
 }
 
 fn picture(text: &str) -> Result<[usize; 2], String> {
@@ -318,7 +319,8 @@ fn rows_of_files(
     target: &Target,
     limit: usize,
 ) -> Result<(Workload, Vec<Row>), Failure> {
-    let path = hub::locate(path, &args.output)?;
+    let scratch = tempfile::tempdir()?; // beginnings of files on the hub
+    let path = hub::locate_headers(path, scratch.path(), &args.output)?;
     let checkpoint = Checkpoint::open(&path, args.mmproj.as_deref())?;
     let config = checkpoint.config()?;
     let tokens = tokens_of(&config, args.image, args.image_tokens, Some(target), limit)?;
@@ -454,7 +456,8 @@ fn run_split(args: &Args) -> Result<(), Failure> {
     let limit_of = |card: &Target| args.memory_limit.map_or(card.limit, |limit| limit.min(card.limit));
     let of = |card: &Target| split::Target { gpu: card.gpu, limit: limit_of(card), speed: card.peaks.memory };
     let targets: Vec<_> = cards.iter().map(of).collect();
-    let path = hub::locate(path, &args.output)?;
+    let scratch = tempfile::tempdir()?; // beginnings of files on the hub
+    let path = hub::locate_headers(path, scratch.path(), &args.output)?;
     let checkpoint = Checkpoint::open(&path, args.mmproj.as_deref())?;
     let config = checkpoint.config()?;
     let tokens = tokens_of(&config, args.image, args.image_tokens, None, 0)?;

@@ -66,6 +66,22 @@ pub(super) fn locate(model: &Path, output: &Output) -> Result<PathBuf, Failure> 
     pull(&found, output)
 }
 
+/// The path of a model whose sizes alone are needed: of one on the hub no weights are fetched. `scratch` must outlive its use.
+pub(super) fn locate_headers(model: &Path, scratch: &Path, output: &Output) -> Result<PathBuf, Failure> {
+    let Some(found) = named(model) else { return Ok(model.to_owned()) };
+    if let Some(name) = model.to_str().and_then(full_name) {
+        output.note(&format!("{} is {name}", model.display()));
+    }
+    let path = Hub::from_env()?.headers(qwen3_vl::MODELS, &found, scratch, &mut |event| match event {
+        Event::Unreachable { reason } => {
+            output.say(&format!("{reason}; taking the copy of {} in the cache", found.id()));
+        }
+        Event::Retry { file, reason } => output.note(&format!("{file}: {reason}; trying again")),
+        Event::Progress { .. } | Event::Fetched { .. } => {}
+    });
+    Ok(path?)
+}
+
 fn parse(text: &str) -> Option<HubModel> {
     HubModel::parse(&full_name(text).unwrap_or_else(|| text.to_owned()))
 }

@@ -43,6 +43,7 @@ mod generate;
 #[cfg(feature = "convert")]
 mod gguf_file;
 mod hub;
+mod image_tokens;
 mod interrupt;
 mod json;
 mod measure;

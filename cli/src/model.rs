@@ -6,6 +6,7 @@ use super::failure::Failure;
 use super::files::note_input;
 use super::fit;
 use super::hub;
+use super::image_tokens::{ImageTokens, image_tokens, shrunk};
 use super::output::Output;
 use super::speed;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -16,12 +17,11 @@ use pascaline::quant::{self, FORMATS};
 use pascaline::{DType, Device, Error, memory};
 use qwen3_vl::batch::{BatchOptions, PAGE};
 use qwen3_vl::config::Config;
-use qwen3_vl::estimate::{Estimate, IMAGE_TOKENS, Peaks, estimate, image_tokens as image_budget};
+use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::files::open_regular;
 use qwen3_vl::fit::{Asked, Choice};
 use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::media::PixelLimits;
-use qwen3_vl::preprocess::{Picture, PictureHeader};
 use qwen3_vl::split::{Split, Target};
 use qwen3_vl::weights::{Conversion, Progress};
 use qwen3_vl::{
@@ -102,49 +102,6 @@ pub(super) struct LoadArgs {
     /// given, all that is free. Options that are not given are chosen so that the model fits.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory_limit: Option<usize>,
-}
-
-/// `--image-tokens`
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct ImageTokens {
-    /// The checkpoint's own if not given.
-    min: Option<usize>,
-    pub max: usize,
-    /// Whether the user has given them; otherwise the checkpoint's own most is kept where it is less.
-    given: bool,
-}
-
-impl ImageTokens {
-    /// Those that are not given, for a device with these rates and bytes of memory; `None` for one that was not asked.
-    pub fn usual(config: &Config, device: Option<(&Peaks, usize)>) -> Self {
-        let max = device.map_or(IMAGE_TOKENS, |(peaks, memory)| image_budget(config, peaks, memory));
-        Self { min: None, max, given: false }
-    }
-
-    /// In pixels.
-    pub fn limits(self, config: &Config) -> PixelLimits {
-        let side = config.vision.as_ref().map_or(0, |vision| vision.sizes().token_side());
-        let pixels = |tokens: usize| tokens.saturating_mul(side * side);
-        let (min, max) = (self.min.map(pixels), Some(pixels(self.max)));
-        match (side, self.given) {
-            (0, _) => PixelLimits::default(),
-            (_, true) => PixelLimits { min, max, most: None },
-            (_, false) => PixelLimits { min, max: None, most: max },
-        }
-    }
-}
-
-/// `--image-tokens`
-pub(super) fn image_tokens(text: &str) -> Result<ImageTokens, String> {
-    const MOST: usize = 1 << 20; // far more than any context, and no overflow in pixels
-    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|count| (1..=MOST).contains(count));
-    let (min, max) = text.split_once(',').map_or((None, text), |(min, max)| (Some(min), max));
-    let found = match (min.map(number), number(max)) {
-        (None, Some(max)) => Some(ImageTokens { min: None, max, given: true }),
-        (Some(Some(min)), Some(max)) if min <= max => Some(ImageTokens { min: Some(min), max, given: true }),
-        _ => None,
-    };
-    found.ok_or_else(|| "it must be like 64,1280: the fewest and the most tokens of a picture".to_owned())
 }
 
 /// `--vision-device`
@@ -886,23 +843,6 @@ pub(super) fn at_most(
     let merged = config.vision.as_ref().map_or(0, |vision| vision.sizes().merge_len());
     let patches = images.iter().max().map_or(0, |tokens| tokens * merged);
     Some(Workload { context: prompt.saturating_add(to_come), prompt, patches })
-}
-
-/// The size that a picture is shrunk to, as text, and its tokens; `None` if it is not.
-pub(super) fn shrunk(
-    name: &str,
-    picture: &Picture,
-    processor: &Processor,
-) -> Result<Option<(String, usize)>, Failure> {
-    let Some(sizes) = processor.config.vision.as_ref().map(|vision| vision.sizes()) else { return Ok(None) };
-    let header = PictureHeader { height: picture.height, width: picture.width, bytes: 0 };
-    let plan = processor.image_plan(name, header)?;
-    let [_, rows, cols] = plan.grid;
-    let (height, width) = (rows * sizes.patch_side, cols * sizes.patch_side);
-    // sides are rounded to whole tokens in any case
-    let is_shrunk =
-        height + sizes.token_side() <= picture.height || width + sizes.token_side() <= picture.width;
-    Ok(is_shrunk.then(|| (format!("{width} × {height}"), plan.tokens)))
 }
 
 /// Bytes, with K, M or G, or KB or KiB and so on, for powers of 1024.

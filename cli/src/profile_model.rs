@@ -56,7 +56,7 @@ pub(super) struct ModelProfile {
 
 fn cards() -> impl TypedValueParser<Value = &'static Card> {
     let by_name = |id: String| Card::by_name(&id).ok_or("no such card");
-    PossibleValuesParser::new(Card::ALL.map(|card| card.id)).try_map(by_name)
+    PossibleValuesParser::new(Card::KNOWN.map(|card| card.id)).try_map(by_name)
 }
 
 /// Tokens until each is a single graph launch: the first is the prefill's, and the second's pass captures the graph.

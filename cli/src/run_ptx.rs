@@ -99,7 +99,7 @@ impl std::str::FromStr for On {
 }
 
 fn card(name: &str) -> Result<&'static Card, String> {
-    Card::by_name(name).ok_or_else(|| format!("use one of {}", Card::ALL.map(|card| card.id).join(", ")))
+    Card::by_name(name).ok_or_else(|| format!("use one of {}", Card::KNOWN.map(|card| card.id).join(", ")))
 }
 
 #[derive(Serialize)]

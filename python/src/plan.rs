@@ -31,7 +31,7 @@ struct Target {
 impl Target {
     fn of_card(id: &str) -> Result<Self> {
         let card = Card::by_name(id).ok_or_else(|| {
-            let names = Card::ALL.map(|card| card.id).join(", ");
+            let names = Card::KNOWN.map(|card| card.id).join(", ");
             unsupported("fit", "card", id, format!("use one of {names}"))
         })?;
         let gpu = Gpu::pascal(card.sms);

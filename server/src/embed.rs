@@ -273,7 +273,7 @@ async fn each<T: Send + 'static>(
     let mut left = bytes(&items);
     for Item { messages, pictures } in items {
         left -= bytes_of(&messages, &pictures);
-        let prepared = prepare::prompt(app, messages, pictures, charge);
+        let prepared = prepare::prompt(app, messages, pictures, left, charge);
         let (prompt, back) = timeout_at(deadline, prepared).await.map_err(|_| app.too_slow())??;
         charge = back;
         found.push(computed(app, prompt, deadline, work).await?);

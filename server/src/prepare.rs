@@ -79,11 +79,12 @@ pub(crate) async fn chat(
     Ok(Prepared { prompts: vec![prompt], rules, charge })
 }
 
-/// A prompt with its pictures, for work that is no answer.
+/// A prompt with its pictures, for work that is no answer. `others` are bytes of the request that stay.
 pub(crate) async fn prompt(
     app: &Arc<App>,
     messages: Vec<Message>,
     pictures: Pictures,
+    others: usize,
     charge: Charge,
 ) -> Result<(Prompt, Charge)> {
     let (files, charge) = fetched(app, pictures, charge).await?;
@@ -93,7 +94,7 @@ pub(crate) async fn prompt(
     let kept = patches + TOKEN * prompt.ids.len();
     charge.grow(kept + plans.iter().map(|plan| plan.scratch).max().unwrap_or(0))?;
     let (prompt, mut charge) = seen(app, prompt, files, charge, |_, prompt, _| Ok(prompt)).await?;
-    charge.shrink_to(kept);
+    charge.shrink_to(kept + others);
     Ok((prompt, charge))
 }
 

@@ -112,11 +112,14 @@ pub static P40: Card = Card {
 };
 
 impl Card {
-    pub const ALL: [&'static Card; 8] =
+    /// The cards that estimates and tables are made for: one for each size of memory and chip.
+    pub const ALL: [&'static Card; 6] = [&MX330, &GTX1050TI, &GTX1060, &GTX1080, &P4, &P40];
+    /// All cards that have a name.
+    pub const KNOWN: [&'static Card; 8] =
         [&MX330, &GTX1050TI, &GTX1060, &GTX1070, &GTX1080, &GTX1080TI, &P4, &P40];
 
     pub fn by_name(id: &str) -> Option<&'static Card> {
-        Self::ALL.into_iter().find(|c| c.id == id)
+        Self::KNOWN.into_iter().find(|c| c.id == id)
     }
 
     /// FP32 operations per second at boost clock, an FFMA counted as two.

@@ -1,22 +1,11 @@
 //! The models that the cache holds: their names and sizes, and how one is removed.
 
 use super::cache::Repo;
-use super::{Hub, HubModel};
+use super::{HeldModel, Hub, HubModel};
 use pascaline::Result;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
-
-/// A model in the cache.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct HeldModel {
-    /// `OWNER/NAME`
-    pub name: String,
-    /// Bytes of its files, those of unfinished downloads included.
-    pub bytes: u64,
-    /// The folder that holds it.
-    pub path: PathBuf,
-}
+use std::path::Path;
 
 impl Hub {
     /// The models that the cache holds, by name. The network is not used.
