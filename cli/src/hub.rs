@@ -92,11 +92,11 @@ pub(super) fn full_name(short: &str) -> Option<String> {
         short.split_once('@').map_or((short, ""), |(name, _)| (name, &short[name.len()..]));
     let (name, kind) = name.split_once(':').map_or((name, None), |(name, kind)| (name, Some(kind)));
     let name = name.to_ascii_lowercase();
-    let (size, tuning) = name.split_once('-').unwrap_or((&name, "instruct"));
-    let size = Size::value_variants()
-        .iter()
-        .map(|size| size.name())
-        .find(|known| known.eq_ignore_ascii_case(size))?;
+    let (size, tuning) = Size::value_variants().iter().find_map(|size| {
+        let rest = name.strip_prefix(&size.name().to_ascii_lowercase())?;
+        let tuning = if rest.is_empty() { "instruct" } else { rest.strip_prefix('-')? };
+        matches!(tuning, "instruct" | "thinking").then_some((size.name(), tuning))
+    })?;
     let tuning = match tuning {
         "instruct" => "Instruct",
         "thinking" => "Thinking",
@@ -154,6 +154,7 @@ mod tests {
             ("32B-instruct", "Qwen/Qwen3-VL-32B-Instruct"),
             ("4b-thinking@v1", "Qwen/Qwen3-VL-4B-Thinking@v1"),
             ("8b:q4_k_m", "Qwen/Qwen3-VL-8B-Instruct-GGUF:Q4_K_M"),
+            ("30b-a3b", "Qwen/Qwen3-VL-30B-A3B-Instruct"),
             ("8b-Thinking:Q8_0@main", "Qwen/Qwen3-VL-8B-Thinking-GGUF:Q8_0@main"),
         ] {
             assert_eq!(full_name(short).as_deref(), Some(name));

@@ -8,8 +8,9 @@ use super::app::{App, Config, parsed};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, wrong};
 use super::images::{Asked, Pictures, pixel_limits};
+use super::messages::content;
 use super::prepare;
-use super::request::{Parsed, bytes_of, content};
+use super::request::{Parsed, bytes_of};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -284,7 +285,8 @@ async fn each<T: Send + 'static>(
 
 pub(crate) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
-    let (asked, charge) = parsed(&app, request, deadline, Embeddings::read).await?;
+    let (asked, charge) =
+        parsed(&app, request, deadline, |body, config| Embeddings::read(&body, config)).await?;
     let Embeddings { items, dimensions, is_base64 } = asked;
     let found = each(&app, items, charge, deadline, move |model, prompt| {
         let mut found = model.embed_prompt(prompt)?;
@@ -314,7 +316,7 @@ pub(crate) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
 pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
     let (Rerank { items, top, mut documents }, charge) =
-        parsed(&app, request, deadline, Rerank::read).await?;
+        parsed(&app, request, deadline, |body, config| Rerank::read(&body, config)).await?;
     let found = each(&app, items, charge, deadline, |model, prompt| {
         model.relevance_of_prompt(&mut model.session()?, prompt)
     })
