@@ -4,21 +4,22 @@ use super::answer::{Answer, cut, summary};
 use super::editor::{Editor, Input};
 use super::failure::Failure;
 use super::fit;
+use super::image_tokens::shrunk;
 use super::model::{ModelArgs, Work};
 use super::output::Output;
 use super::sampling::SamplingArgs;
-use super::source::typed_path;
+use super::source::{Text, image, typed_path, video};
 use pascaline::{Device, Error, memory};
 use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::generate::{Step, user_turn};
 use qwen3_vl::reasoning::ReasoningStream;
 use qwen3_vl::sampling::Sampler;
+use qwen3_vl::video::FrameSampling;
 use qwen3_vl::{
     LanguageModel, Options, Output as Generated, Prompt, Session, Statistics, StopReason, Visual,
 };
 use serde::Serialize;
 use std::ops::ControlFlow;
-use std::path::Path;
 
 /// Holds a conversation. The cache is kept between turns, so nothing is computed twice.
 ///
@@ -30,9 +31,9 @@ pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// The system message, which says how the model should answer.
+    /// The system message, which says how the model should answer: a text, or @FILE for a file's.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    system: Option<String>,
+    system: Option<Text>,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -53,6 +54,7 @@ pub(super) struct Args {
 
 const HELP: &str = "\
 /image FILE  shows a picture with the next message; may be given more than once
+/video FILE  shows a video with the next message
 /drop        leaves out the pictures that wait for the next message
 /continue    goes on with an answer that was cut
 /reset       begins the conversation anew
@@ -66,6 +68,7 @@ enum Request<'a> {
     Nothing,
     Help,
     Image(&'a str),
+    Video(&'a str),
     Drop,
     Continue,
     Reset,
@@ -84,6 +87,7 @@ impl<'a> Request<'a> {
         let (command, argument) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         match (command, argument.trim()) {
             ("/image", file) => Self::Image(file),
+            ("/video", file) => Self::Video(file),
             ("/help", "") => Self::Help,
             ("/drop", "") => Self::Drop,
             ("/continue", "") => Self::Continue,
@@ -117,6 +121,7 @@ struct Turn {
 /// The conversation so far.
 struct Chat<'a> {
     args: &'a Args,
+    system: Option<String>,
     model: LanguageModel,
     options: Options,
     session: Session,
@@ -132,12 +137,16 @@ struct Chat<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if args.system == Some(Text::Stdin) {
+        return Err(Failure::Usage("stdin holds the messages; --system takes a text or @FILE".to_owned()));
+    }
     args.model.check()?;
+    let system = args.system.as_ref().map(Text::read).transpose()?;
     let output = &args.output;
     let mut report = output.report()?;
     let device = args.model.device(output)?;
-    let opened = args.model.open(output)?;
-    let works = fit::conversations(&opened.config);
+    let opened = args.model.open(&device, output)?;
+    let works = fit::conversations(&opened.config, opened.image_tokens.max);
     let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
     let loaded = args.model.load(&opened, &device, &work, output)?;
     let model = loaded.model;
@@ -148,9 +157,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut session = model.session().map_err(|error| args.model.failure(error))?;
     // the context that was planned, at once: a cache that grows would have both sizes of a layer for a moment, and leave gaps
     session.reserve(planned).map_err(|error| args.model.failure(error))?;
-    let (messages, visuals, turns) = (beginning(args), Vec::new(), Vec::new());
-    let mut chat =
-        Chat { args, model, options, session, messages, visuals, shown: 0, turns, planned, cut: None };
+    let (messages, visuals, turns) = (beginning(system.as_deref()), Vec::new(), Vec::new());
+    let mut chat = Chat {
+        args,
+        system,
+        model,
+        options,
+        session,
+        messages,
+        visuals,
+        shown: 0,
+        turns,
+        planned,
+        cut: None,
+    };
 
     let mut editor = Editor::new()?;
     if editor.is_terminal() {
@@ -202,8 +222,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn beginning(args: &Args) -> Vec<Message> {
-    args.system.iter().map(|text| Message::text("system", text)).collect()
+fn beginning(system: Option<&str>) -> Vec<Message> {
+    system.iter().map(|text| Message::text("system", *text)).collect()
 }
 
 impl Chat<'_> {
@@ -213,13 +233,15 @@ impl Chat<'_> {
         match request {
             Request::Help => output.say(HELP),
             Request::Image("") => return Err("/image needs a file".into()),
-            Request::Image(file) => self.image(&typed_path(file))?,
+            Request::Image(file) => self.show(image(&typed_path(file), &FrameSampling::default()))?,
+            Request::Video("") => return Err("/video needs a file".into()),
+            Request::Video(file) => self.show(video(&typed_path(file), &FrameSampling::default()))?,
             Request::Drop => {
                 output.note(&format!("left out: {}", pictures(self.visuals.len() - self.shown)));
                 self.visuals.truncate(self.shown);
             }
             Request::Reset => {
-                self.messages = beginning(self.args);
+                self.messages = beginning(self.system.as_deref());
                 self.visuals.clear();
                 self.shown = 0;
                 self.cut = None;
@@ -235,19 +257,26 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Adds a picture to the next turn, if it can be used.
-    fn image(&mut self, file: &Path) -> Result<(), String> {
-        let visual = [Visual::image(file).map_err(|error| error.to_string())?];
-        let prompt = self.model.processor.prepare(&[user_turn(&visual, "")], &visual);
+    /// Adds a picture or video to the next turn, if it can be used.
+    fn show(&mut self, visual: Result<Visual, Failure>) -> Result<(), String> {
+        let text = |failure: Failure| failure.sentence().unwrap_or_default().to_owned();
+        let visual = [visual.map_err(text)?];
+        let processor = &self.model.processor;
+        let prompt = processor.prepare(&[user_turn(&visual, "")], &visual);
         let tokens = prompt.map_err(|error| error.to_string())?.ids;
-        let tokens = tokens.into_iter().filter(|&id| self.model.processor.is_pad(id)).count();
+        let tokens = tokens.into_iter().filter(|&id| processor.is_pad(id)).count();
         let [visual] = visual;
-        if let Visual::Image { picture, .. } = &visual {
-            let (file, width, height) = (file.display(), picture.width, picture.height);
-            self.args.output.note(&format!(
-                "{file}: {width} × {height} pixels, {tokens} tokens; shown with the next message"
-            ));
-        }
+        let told = match &visual {
+            Visual::Image { name, picture } => {
+                let size = shrunk(name, picture, processor).map_err(text)?;
+                let to = size.map_or_else(String::new, |(size, _)| format!(" shrunk to {size}"));
+                format!("{name}: {} × {} pixels{to}", picture.width, picture.height)
+            }
+            Visual::Video { name, frames, rate } => {
+                format!("{name}: {} frames, {rate:.2} per second", frames.len())
+            }
+        };
+        self.args.output.note(&format!("{told}, {tokens} tokens; shown with the next message"));
         self.visuals.push(visual);
         Ok(())
     }

@@ -11,7 +11,7 @@ const UNLIMITED: [usize; 2] = [2048, 512];
 pub(super) struct SamplingArgs {
     /// The most tokens to generate. If not given, generation_config.json decides, and else only the model's context and the
     /// memory for its cache end an answer before its own end.
-    #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
+    #[arg(long, short = 'n', value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
     max_new_tokens: Option<usize>,
 
     /// Always take the likeliest token. Without this and the options below, generation_config.json decides.

@@ -16,6 +16,7 @@ pub mod config;
 mod control;
 mod cut;
 mod decode;
+pub mod embed;
 pub mod estimate;
 pub mod files;
 pub mod fit;
@@ -58,6 +59,7 @@ pub mod tokenizer;
 mod tokenizer_parts;
 mod tools;
 pub mod validate;
+pub mod video;
 pub mod weights;
 mod workload;
 

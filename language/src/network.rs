@@ -128,6 +128,26 @@ impl Network {
         passed: &mut dyn FnMut(&[u32]),
         go_on: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Prefill>> {
+        let passed_tokens = ids.len() - cache.len();
+        let Some(hidden) = self.hidden_of_prompt(cache, ids, axes, images, passed, go_on)? else {
+            return Ok(None);
+        };
+        let logits = self.text.logits(&hidden)?;
+        self.text.settle()?;
+        Ok(Some(Prefill { logits, passed: passed_tokens }))
+    }
+
+    /// As [`pass_prompt`](Self::pass_prompt), and returns the last token's normalised hidden state, [1, hidden], as
+    /// [`TextModel::forward`] gives it.
+    pub fn hidden_of_prompt(
+        &self,
+        cache: &mut KvCache,
+        ids: &[u32],
+        axes: &[[u32; 3]],
+        images: Images,
+        passed: &mut dyn FnMut(&[u32]),
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Tensor>>> {
         let start = cache.len();
         let angles = self.text.angles(&axes[start..])?;
         let mut hidden = None;
@@ -167,10 +187,7 @@ impl Network {
             hidden = Some(h.iter().map(|h| h.narrow(0, len - 1, 1)).collect::<Result<Vec<_>>>()?);
             passed(ids);
         }
-        let hidden = hidden.ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })?;
-        let logits = self.text.logits(&hidden)?;
-        self.text.settle()?;
-        Ok(Some(Prefill { logits, passed: count }))
+        hidden.map(Some).ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })
     }
 }
 

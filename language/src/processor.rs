@@ -5,7 +5,7 @@ use super::config::GenerationConfig;
 use super::control::{ControlTokens, StandIns};
 use super::gguf::Gguf;
 use super::gguf_model;
-use super::media::{ImagePlan, Patches, Positions, Visual};
+use super::media::{ImagePlan, Patches, PixelLimits, Positions, Visual};
 use super::picture::{Picture, PictureHeader};
 use super::reasoning;
 use super::seam::{Config, Pictures, Vision, VisionFiles};
@@ -82,6 +82,11 @@ impl Processor {
             template: ChatTemplate::parse(text.path().to_owned(), source)?,
             config,
         })
+    }
+
+    /// The same with other limits of the pixels of pictures.
+    pub fn with_pixel_limits(self, limits: PixelLimits) -> Self {
+        Self { pictures: self.pictures.map(|pictures| pictures.within(limits)), ..self }
     }
 
     /// The prompt's text, with one placeholder per image and video.

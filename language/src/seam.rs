@@ -9,7 +9,9 @@ use super::config::TextConfig;
 use super::cut::Cut;
 use super::gguf::{Field, Gguf};
 use super::json::Fields;
-use super::media::{ImagePlan, Patches, Positions, VisionOutput, VisionProgress, VisionSizes, Visual};
+use super::media::{
+    ImagePlan, Patches, PixelLimits, Positions, VisionOutput, VisionProgress, VisionSizes, Visual,
+};
 use super::picture::PictureHeader;
 use super::spec::{
     AttentionSpec, BlockSpec, ExpertsSpec, FeedForwardSpec, LinearSpec, MlpSpec, NormKind, NormSpec,
@@ -390,6 +392,9 @@ pub trait Pictures: Any + Send + Sync {
     /// # Errors
     /// [`Error::Image`].
     fn patches(&self, visual: &Visual) -> Result<Patches>;
+
+    /// The same with other limits of pixels.
+    fn within(&self, limits: PixelLimits) -> Box<dyn Pictures>;
 
     /// The tokens and the memory of a picture with this header.
     ///

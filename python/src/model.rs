@@ -10,7 +10,9 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use qwen3_vl::chat::{Message, Part};
+use qwen3_vl::embed::{Content, shortened};
 use qwen3_vl::generate::user_turn;
+use qwen3_vl::media::PixelLimits;
 use qwen3_vl::weights::Progress;
 use qwen3_vl::{
     Checkpoint, LanguageModel, LoadOptions, Matrices, Options, Output, Prompt, Sampling, StopReason,
@@ -314,12 +316,13 @@ impl PyQwen3Vl {
     /// device: a name or a Device. dtype: the type of matrices, "f32", "f16", or a quantised format such as "q8_0" or "q4_k"; if not
     /// given, f32 on the CPU, f16 on a GPU, and the quantised matrices of a GGUF file as they are. cache: "f32", "f16", "bf16" or "q8_0".
     /// gpu_layers: the decoder layers whose weights stay on the GPU; the others are streamed. vision: "gpu", "stream" or "cpu".
-    /// ``pascaline.fit`` chooses these. progress: called with (tensors loaded, all tensors) after each layer.
+    /// ``pascaline.fit`` chooses these. min_pixels, max_pixels: the pixels that pictures are resized to, as Qwen's own processor takes them;
+    /// the checkpoint's if not given. progress: called with (tensors loaded, all tensors) after each layer.
     ///
     /// Raises CheckpointError, UnsupportedError, NoDeviceError, OutOfMemoryError.
     #[staticmethod]
     #[pyo3(signature = (path, device = None, dtype = None, *, cache = None, gpu_layers = None, vision = None, mmproj = None,
-        tokens_per_pass = None, progress = None))]
+        tokens_per_pass = None, min_pixels = None, max_pixels = None, progress = None))]
     fn load(
         py: Python,
         path: PathBuf,
@@ -330,8 +333,16 @@ impl PyQwen3Vl {
         vision: Option<&str>,
         mmproj: Option<PathBuf>,
         tokens_per_pass: Option<usize>,
+        min_pixels: Option<usize>,
+        max_pixels: Option<usize>,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self> {
+        if let (Some(min), Some(max)) = (min_pixels, max_pixels)
+            && min > max
+        {
+            return Err(unsupported("load", "min_pixels", min.to_string(), "it is above max_pixels"));
+        }
+        let pixels = PixelLimits { min: min_pixels, max: max_pixels, most: None };
         let device = device::given(device, "auto")?;
         let options = load_options(&device, dtype, cache, gpu_layers, vision, tokens_per_pass)?;
         let mut failed: Option<PyErr> = None;
@@ -340,7 +351,7 @@ impl PyQwen3Vl {
             failed = Python::attach(|py| progress.call1(py, (state.loaded, state.total)).err());
         };
         let loaded = detached(py, || {
-            let checkpoint = Checkpoint::open(&path, mmproj.as_deref())?;
+            let checkpoint = Checkpoint::open(&path, mmproj.as_deref())?.with_pixel_limits(pixels);
             LanguageModel::load_checkpoint(&checkpoint, &device, options, report)
         });
         match failed {
@@ -482,6 +493,53 @@ impl PyQwen3Vl {
         videos: Option<Any>,
     ) -> Result<Vec<u32>> {
         Ok(self.prepared(py, prompt, images, videos)?.ids)
+    }
+
+    /// The embedding of a text with images and videos before it: a list of floats, of length 1 as a vector. The model is a
+    /// Qwen3-VL-Embedding.
+    ///
+    /// instruction: the task; "Represent the user's input." if not given. dimensions: shortens the vector to its beginning.
+    ///
+    /// Raises PromptError, ImageError, UnsupportedError, OutOfMemoryError.
+    #[pyo3(signature = (text = "", images = None, *, videos = None, instruction = None, dimensions = None))]
+    fn embed(
+        &self,
+        py: Python,
+        text: &str,
+        images: Option<Any>,
+        videos: Option<Any>,
+        instruction: Option<&str>,
+        dimensions: Option<usize>,
+    ) -> Result<Vec<f32>> {
+        let visuals = [self::images(images)?, self::videos(videos)?].concat();
+        let content = Content { text: text.to_owned(), visuals };
+        let found = detached(py, || self.inner.embed(&content, instruction))?;
+        Ok(match dimensions {
+            Some(dimensions) => shortened(&found.vector, dimensions)?,
+            None => found.vector,
+        })
+    }
+
+    /// How well a document answers a query, from 0 to 1. The model is a Qwen3-VL-Reranker.
+    ///
+    /// Raises PromptError, ImageError, OutOfMemoryError.
+    #[pyo3(signature = (query, document = "", images = None, *, query_images = None, instruction = None))]
+    fn relevance(
+        &self,
+        py: Python,
+        query: &str,
+        document: &str,
+        images: Option<Any>,
+        query_images: Option<Any>,
+        instruction: Option<&str>,
+    ) -> Result<f64> {
+        let query = Content { text: query.to_owned(), visuals: self::images(query_images)? };
+        let document = Content { text: document.to_owned(), visuals: self::images(images)? };
+        let found = detached(py, || {
+            let mut session = self.inner.session()?;
+            self.inner.relevance(&mut session, &query, &document, instruction)
+        })?;
+        Ok(found.score)
     }
 
     /// The text of tokens, without special ones.

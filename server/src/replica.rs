@@ -80,6 +80,10 @@ impl Thread<'_> {
                 self.shared.metrics.queued.record(since.elapsed());
                 self.take(job);
             }
+            if let Some(task) = self.shared.task() {
+                // its client sees that nothing came of it
+                let _ = catch_unwind(AssertUnwindSafe(|| task(self.model)));
+            }
             // A bug in the computation of these answers is no reason to fail later ones.
             let metrics =
                 catch_unwind(AssertUnwindSafe(|| self.step())).unwrap_or_else(|_| self.restart_batch());

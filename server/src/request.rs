@@ -6,7 +6,7 @@
 use super::app::Config;
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::images::{Pictures, Source};
+use super::images::{Asked, Pictures};
 use super::limits::Limits;
 use super::messages::messages;
 use super::refused;
@@ -130,10 +130,10 @@ impl Parsed for Tokenize {
 }
 
 /// Bytes of a conversation, with what each of its allocations takes besides.
-fn bytes_of(messages: &[Message], pictures: &Pictures) -> usize {
+pub(crate) fn bytes_of(messages: &[Message], pictures: &Pictures) -> usize {
     const ALLOCATION: usize = 64;
     let message = |message: &Message| message.bytes() + (4 + message.content.len()) * ALLOCATION;
-    let file = |(param, source): &(String, Source)| source.bytes() + param.len() + 4 * ALLOCATION;
+    let file = |asked: &Asked| asked.source.bytes() + asked.param.len() + 4 * ALLOCATION;
     messages.iter().map(message).sum::<usize>() + pictures.iter().map(file).sum::<usize>()
 }
 

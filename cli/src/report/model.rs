@@ -151,7 +151,7 @@ fn all(
     screen.doing(&format!("loading {what}"));
     let quiet = Output::silent();
     let arguments = ModelArgs::new(file, DeviceArg::default(), LoadArgs::default());
-    let opened = arguments.open(&quiet)?;
+    let opened = arguments.open(device, &quiet)?;
     let (visuals, question) = ([picture(if is_virtual() { 64 } else { 512 })], question());
     let messages = [user_turn(&visuals, &question)];
     let work = Work {
