@@ -188,7 +188,7 @@ mod tests {
     fn pieces_make_the_same_bytes() {
         let values: Vec<f32> = (0..7 * 256).map(|i| ((i * 37 % 101) as f32 - 50.0) / 16.0).collect();
         for ty in
-            [GgmlType::F32, GgmlType::BF16, GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4K, GgmlType::Q6K]
+            [GgmlType::F32, GgmlType::BF16, GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_K, GgmlType::Q6_K]
         {
             let whole = encode(ty, &values, [7, 256], &Device::Cpu).unwrap();
             for piece in [1, 256, 600, 10_000] {

@@ -145,7 +145,7 @@ impl LanguageModel {
         let mut cache = self.network.text.cache()?;
         cache.reserve(capacity)?;
         let images = Images { outputs: &outputs, runs: &runs };
-        let (axes, go_on) = (&prompt.positions.axes, &mut || ControlFlow::Continue(()));
+        let (axes, go_on) = (&prompt.positions.axes, &mut |_| ControlFlow::Continue(()));
         let passed =
             self.network.hidden_of_prompt(&mut cache, &prompt.ids, axes, images, &mut |_| {}, go_on)?;
         let hidden = passed.ok_or_else(|| Error::Prompt { reason: "it was ended".into() })?;
@@ -184,7 +184,7 @@ impl LanguageModel {
                 reason: "the vocabulary has no token \"yes\" or no token \"no\"".into(),
             });
         };
-        let passed = self.prefill(session, prompt, 0, &mut || ControlFlow::Continue(()))?;
+        let passed = self.prefill(session, prompt, 0, &mut |_| ControlFlow::Continue(()))?;
         let passed = passed.ok_or_else(|| Error::Prompt { reason: "it was ended".into() })?;
         let logits = passed.logits.to_vec::<f32>()?;
         let logit = |id: u32| logits.get(id as usize).map_or(f64::NAN, |&logit| f64::from(logit));

@@ -146,7 +146,7 @@ impl Network {
         axes: &[[u32; 3]],
         images: Images,
         passed: &mut dyn FnMut(&[u32]),
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+        go_on: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Vec<Tensor>>> {
         let start = cache.len();
         let angles = self.text.angles(&axes[start..])?;

@@ -229,7 +229,7 @@ impl Tower for VisionTower {
     }
 
     fn depth(&self) -> usize {
-        self.blocks.len()
+        self.modules.config.depth
     }
 
     fn device(&self) -> &Device {

@@ -188,7 +188,13 @@ mod tests {
             patches: Vec::new(),
         };
         let keys = vec![1, 2, 3];
-        let prompt = KeyedPrompt { prompt: Arc::new(prompt), runs: Vec::new(), digests: Vec::new(), keys };
+        let prompt = KeyedPrompt {
+            prompt: Arc::new(prompt),
+            runs: Vec::new(),
+            digests: Vec::new(),
+            keys,
+            receive: None,
+        };
         let prefixes = Prefixes::default();
         let other_thread = prefixes.clone();
         assert_eq!(other_thread.tokens_held(&prompt), 0);
