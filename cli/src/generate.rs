@@ -182,8 +182,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     answer.end()?;
     let goes_on = "a larger --max-new-tokens goes on";
-    if let Some(text) = cut(found.stop_reason, model, &prompt, found.ids.len(), goes_on) {
-        output.note(&text);
+    let text = cut(found.stop_reason, model, &prompt, found.ids.len(), goes_on);
+    if let Some(text) = text.filter(|_| !output.stdout_is_taken()) {
+        output.note(&text); // a report has it as `stop_reason`
     }
     let share = bandwidth_share(model, &found.statistics)?;
     if !output.stdout_is_taken() {
