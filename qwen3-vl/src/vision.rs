@@ -89,7 +89,7 @@ impl<M: Modules> VisionModules<M> {
     /// Image or group of frames number `group` of `patches` before the first block.
     ///
     /// # Errors
-    /// [`Error::Shape`](pascaline::Error::Shape) if the patches are not the tower's, or those of the run.
+    /// [`Error::Shape`] if the patches are not the tower's, or those of the run.
     pub fn begin(
         &self,
         run: &mut impl Run<M>,

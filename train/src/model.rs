@@ -1,6 +1,6 @@
 //! A model's loss over a tape, in f32, with the parameters of a checkpoint under their published names.
 //!
-//! The forward pass is the model's own, recorded: [`modules`](crate::modules) are its modules over the tape. Here are the parameters as it
+//! The forward pass is the model's own, recorded: `modules.rs` has its modules over the tape. Here are the parameters as it
 //! has them, the examples, and the loss.
 
 use crate::files;
