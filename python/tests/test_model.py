@@ -232,7 +232,7 @@ def test_loading_shows_and_refuses(model, tmp_path):
     with pytest.raises(pascaline.CheckpointError) as raised:
         Qwen3VL.load(tmp_path / "broken", device="cpu")
     assert raised.value.file.endswith("model.safetensors")
-    for options in ({"dtype": "q3_k"}, {"cache": "q4"}, {"vision": "moon"}, {"gpu_layers": 1}):
+    for options in ({"dtype": "q9_k"}, {"cache": "q4"}, {"vision": "moon"}, {"gpu_layers": 1}):
         with pytest.raises(pascaline.UnsupportedError):
             Qwen3VL.load(TINY, device="cpu", **options)
     with pytest.raises(TypeError):
