@@ -191,7 +191,8 @@ fn more_tokens_than_the_context_has_are_cut() {
     assert_eq!(json["stop_reason"], "context_full");
     let found: Value = serde_json::from_slice(&unlimited.stdout).unwrap();
     assert_eq!(found["generated_ids"], json["generated_ids"], "without a limit only the context ends it");
-    let said = text(&unlimited.stderr);
+    let in_words = run("generate", &short, &["--prompt", "Hello?", "--ignore-eos"]);
+    let said = text(&in_words.stderr);
     assert!(said.contains("prompt and answer fill the model's context of 40"), "{said}");
     assert!(!said.contains("--max-new-tokens"), "{said}");
     let said = text(&output.stderr);
