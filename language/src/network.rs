@@ -229,36 +229,44 @@ const LEAST_ASKED: usize = 16;
 
 /// Bounds how far a GPU's queue runs ahead, so that work can be ended soon.
 ///
-/// A wait for every layer costs a GPU time whose layers are short, so the bound is the larger of a number of parts and a time: two
-/// waits, one after the other, show how long a part takes. Parts of one queue are alike.
+/// It marks the end of some parts of the work by events, and has at most so many of these open. An event costs a GPU time whose
+/// parts are short, so two waits, one after the other, show how long a part takes, and later events have as many between them as
+/// [`SECONDS_QUEUED`] allows. Parts of one queue are alike.
 pub(super) struct Queue {
-    least: usize,
     most: usize,
     queued: VecDeque<Event>,
-    /// When the last part ended, if the last call waited for it.
+    /// Parts from event to event, once it is known how long they take; one before.
+    every: Option<usize>,
+    /// Parts since the last event.
+    parts: usize,
+    /// When the first event was reached.
     ended: Option<Instant>,
 }
 
 impl Queue {
-    /// A bound of `least` parts, or [`SECONDS_QUEUED`].
-    pub fn new(least: usize) -> Self {
-        Self { least, most: least, queued: VecDeque::new(), ended: None }
+    /// A bound of `most` parts, or of [`SECONDS_QUEUED`] if these are more.
+    pub fn new(most: usize) -> Self {
+        Self { most, queued: VecDeque::new(), every: None, parts: 0, ended: None }
     }
 
-    /// Marks the end of a part of the work on `device`, and waits until the bound is kept. Does nothing on the CPU.
+    /// Notes the end of a part of the work on `device`, and waits until the bound is kept. Does nothing on the CPU.
     pub fn bound(&mut self, device: Option<&CudaDevice>) -> Result<()> {
         let Some(device) = device.filter(|device| !device.is_planned()) else { return Ok(()) };
+        self.parts += 1;
+        if self.parts < self.every.unwrap_or(1) {
+            return Ok(());
+        }
+        self.parts = 0;
         let oldest = if self.queued.len() < self.most { None } else { self.queued.pop_front() };
         let event = match oldest {
-            None => {
-                self.ended = None;
-                device.event()?
-            }
+            None => device.untimed_event()?,
             Some(oldest) => {
                 oldest.synchronize()?;
-                let now = Instant::now();
-                if let Some(before) = self.ended.replace(now) {
-                    self.most = parts_of(SECONDS_QUEUED, now - before).max(self.least);
+                if self.every.is_none() {
+                    let now = Instant::now();
+                    let before = self.ended.replace(now);
+                    self.every =
+                        before.map(|before| parts_of(SECONDS_QUEUED / self.most as f64, now - before));
                 }
                 oldest
             }
@@ -269,9 +277,9 @@ impl Queue {
     }
 }
 
-/// How many parts of this length end within `seconds`.
+/// How many parts of this length end within `seconds`, one at least.
 fn parts_of(seconds: f64, part: Duration) -> usize {
-    (seconds / part.as_secs_f64().max(1e-6)) as usize
+    ((seconds / part.as_secs_f64().max(1e-6)) as usize).max(1)
 }
 
 /// The most bytes that were in use on each device.
@@ -332,7 +340,7 @@ mod tests {
     #[test]
     fn a_queue_has_as_many_layers_as_end_soon() {
         assert_eq!(parts_of(SECONDS_QUEUED, Duration::from_micros(250)), 200);
-        assert_eq!(parts_of(SECONDS_QUEUED, Duration::from_millis(100)), 0, "the least number bounds these");
+        assert_eq!(parts_of(SECONDS_QUEUED, Duration::from_millis(100)), 1, "each of these is bounded");
         assert_eq!(parts_of(SECONDS_QUEUED, Duration::ZERO), 50_000);
     }
 

@@ -195,7 +195,7 @@ fn limits_are_inclusive() {
     assert_eq!(refused(|root| merges(root, 1)).0, "model.merges");
 }
 
-/// Long words and texts take time in proportion to their length.
+/// Long words and texts take time in proportion to their length. In proportion to its square these would take many minutes.
 #[test]
 fn long_texts_are_encoded_in_time() {
     let tokenizer = changed(|_| ()).unwrap();
@@ -207,7 +207,7 @@ fn long_texts_are_encoded_in_time() {
             tokenizer.decode(&ids).len() + 10 * ids.iter().filter(|&&id| id == 394).count(),
             text.len()
         );
-        assert!(begun.elapsed() < Duration::from_secs(10), "{piece:?} takes {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(60), "{piece:?} takes {:?}", begun.elapsed());
     }
 }
 

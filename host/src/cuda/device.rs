@@ -272,6 +272,15 @@ impl CudaDevice {
         Event::new()
     }
 
+    /// A new event that can't be asked for times. It costs the device less.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn untimed_event(&self) -> Result<Event> {
+        self.bind()?;
+        Event::untimed()
+    }
+
     /// Waits for all work queued on this handle's stream and reports its errors. If another thread is capturing the stream,
     /// waits for the end of the capture first.
     ///
