@@ -19,6 +19,8 @@ pub mod occupancy;
 mod packed;
 mod planned;
 mod stream;
+#[cfg(all(test, feature = "virtual-gpu"))]
+mod typed_tests;
 
 pub use archive::{PTX_ORIGIN, ptx, ptx_compressed_bytes, ptx_modules, ptx_of};
 pub use compiling::on_slow_compilation;

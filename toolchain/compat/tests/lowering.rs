@@ -50,10 +50,7 @@ fn fences(text: &str) -> Result<()> {
     let message = order("message");
     assert!(message.contains("ms") && message.contains("lm"), "Release, Acquire: {message}");
     assert_eq!(order("exchanges"), "maama", "Release, Acquire and Relaxed");
-    for name in ["memcmp", "bcmp", "memmove"] {
-        let defined = text.contains(&format!(") {name}("));
-        assert_eq!(defined, text.contains(&format!(", {name},")) || defined && text.contains(name), "{name}");
-    }
+    assert!(!text.contains(".extern .func"), "bytes are compared and moved by functions that are there");
     Ok(())
 }
 
@@ -114,7 +111,7 @@ fn litmus(module: &Module, stream: &Stream) -> Result<()> {
     assert_eq!(sum.as_host_vec()?[0], 36);
     let (flags, seen) = (zeros()?, zeros()?);
     // SAFETY: two flags and a word for each block.
-    unsafe { launch!(module.store_buffering<<<2, 1, 0, stream>>>(flags.as_device_ptr(), 2usize, seen.as_device_ptr()))? };
+    unsafe { launch!(module.store_buffering<<<2, 1, 0, stream>>>(flags.as_device_ptr(), seen.as_device_ptr()))? };
     stream.synchronize()?;
     assert!(seen.as_host_vec()?[..2].contains(&1), "neither block saw the other's write");
     Ok(())

@@ -60,14 +60,16 @@ pub unsafe fn last_block(parts: *mut u32, count: &AtomicU32, sum: *mut u32) {
 /// Store buffering: of two blocks that write one flag and read the other's, one at least sees a write.
 ///
 /// # Safety
-/// `seen` has an element for each of the two blocks; the flags are zero.
+/// `flags` and `seen` have an element for each of the two blocks; the flags are zero.
 #[kernel]
-pub unsafe fn store_buffering(flags: &[AtomicU32], seen: *mut u32) {
+pub unsafe fn store_buffering(flags: *mut u32, seen: *mut u32) {
     let block = thread::block_idx_x() as usize;
-    let (Some(own), Some(other)) = (flags.get(block), flags.get(1 - block.min(1))) else { return };
-    own.store(1, Ordering::SeqCst);
-    // SAFETY: each block has an element of its own.
-    unsafe { *seen.add(block) = other.load(Ordering::SeqCst) };
+    // SAFETY: of two blocks, each has an element of its own, and flags are accessed as atomics only.
+    unsafe {
+        let (own, other) = (AtomicU32::from_ptr(flags.add(block)), AtomicU32::from_ptr(flags.add(1 - block)));
+        own.store(1, Ordering::SeqCst);
+        *seen.add(block) = other.load(Ordering::SeqCst);
+    }
 }
 
 /// One operation of each ordering, for the text.
