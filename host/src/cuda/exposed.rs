@@ -86,7 +86,8 @@ impl CudaDevice {
         if !owners().values().any(is_other) {
             return Ok(());
         }
-        let reason = "the kernel would not wait for the work that writes it; launch it there, or copy by `to_device`";
+        let reason =
+            "the kernel would not wait for the work that writes it; launch it there, or copy by `to_device`";
         Err(Error::Unsupported {
             op,
             argument: "parameters",

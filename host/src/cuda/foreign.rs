@@ -463,12 +463,16 @@ mod tests {
                    .entry two ( .param .align 8 .b8 p[16], // .param\n .param .f32 x)\n.maxntid 32\n{ ret; }\n\
                    .entry none { ret; }\n.entry\nempty() { ret; }";
         let sizes = parameters(ptx);
-        let of = |name: &str| Some(sizes.get(name)?.iter().map(|parameter| parameter.bytes).collect::<Vec<_>>());
+        let of =
+            |name: &str| Some(sizes.get(name)?.iter().map(|parameter| parameter.bytes).collect::<Vec<_>>());
         assert_eq!(
             [of("one"), of("two"), of("none"), of("empty")],
             [Some(vec![8]), Some(vec![16, 4]), Some(vec![]), Some(vec![])]
         );
-        assert_eq!(sizes["two"].iter().map(|parameter| parameter.kind).collect::<Vec<_>>(), [Kind::Bytes, Kind::Float]);
+        assert_eq!(
+            sizes["two"].iter().map(|parameter| parameter.kind).collect::<Vec<_>>(),
+            [Kind::Bytes, Kind::Float]
+        );
         assert_eq!(sizes.len(), 4);
     }
 }

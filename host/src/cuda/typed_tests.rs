@@ -142,9 +142,18 @@ fn toolchain_arguments_of_a_foreign_launch_are_checked() {
     let f = module.get_function("scale").unwrap();
     // SAFETY: all are refused.
     unsafe {
-        refused(crate::launch!(f<<<1, 64, 0, stream>>>(written, read, 64usize, 2.0)), "a float of 8 bytes in place 3");
-        refused(crate::launch!(f<<<1, 64, 0, stream>>>(written, read, 64u32, 2.0f32)), "of 4 bytes in place 2");
-        refused(crate::launch!(f<<<1, 64, 0, stream>>>(written, 1.0f64, 64u64, 2.0f32)), "a float of 8 bytes in place 1");
+        refused(
+            crate::launch!(f<<<1, 64, 0, stream>>>(written, read, 64usize, 2.0)),
+            "a float of 8 bytes in place 3",
+        );
+        refused(
+            crate::launch!(f<<<1, 64, 0, stream>>>(written, read, 64u32, 2.0f32)),
+            "of 4 bytes in place 2",
+        );
+        refused(
+            crate::launch!(f<<<1, 64, 0, stream>>>(written, 1.0f64, 64u64, 2.0f32)),
+            "a float of 8 bytes in place 1",
+        );
         refused(crate::launch!(f<<<1, 64, 0, stream>>>(written, read, 64u64, 2u32)), "of 4 bytes in place 3");
         refused(crate::launch!(f<<<1, 64, 0, stream>>>(written, read, 64u64)), "4 parameters");
     }

@@ -40,8 +40,14 @@ fn fences(text: &str) -> Result<()> {
         let body = &entries.iter().find(|entry| entry.name == name).expect("a kernel of this name").body;
         let kind = |line: &str| {
             let line = line.trim();
-            let kinds = [("membar.gl", 'm'), ("ld.volatile", 'l'), ("st.volatile", 's'), ("atom", 'a'), ("red", 'a')];
-            kinds.iter().find(|(start, _)| line.contains(start)).map(|(_, kind)| *kind)
+            let kinds = [
+                ("membar.gl", 'm'),
+                ("ld.volatile", 'l'),
+                ("st.volatile", 's'),
+                ("atom", 'a'),
+                ("red.", 'a'),
+            ];
+            kinds.iter().find(|(start, _)| line.starts_with(start)).map(|(_, kind)| *kind)
         };
         body.lines().filter_map(kind).collect()
     };
@@ -56,11 +62,26 @@ fn fences(text: &str) -> Result<()> {
 
 fn remainders(module: &Module, stream: &Stream) -> Result<()> {
     let special = [
-        1e300, -1e300, 1e10, 5.5, -5.5, 0.0, -0.0, 5e-324, 1e-320, f64::MAX, f64::INFINITY, f64::NAN, 3.7, 0.1, 1e-40, 1e38,
-        -3.0, 7.5,
+        1e300,
+        -1e300,
+        1e10,
+        5.5,
+        -5.5,
+        0.0,
+        -0.0,
+        5e-324,
+        1e-320,
+        f64::MAX,
+        f64::INFINITY,
+        f64::NAN,
+        3.7,
+        0.1,
+        1e-40,
+        1e38,
+        -3.0,
+        7.5,
     ];
-    let pairs: Vec<(f64, f64)> =
-        special.iter().flat_map(|&x| special.iter().map(move |&y| (x, y))).collect();
+    let pairs: Vec<(f64, f64)> = special.iter().flat_map(|&x| special.iter().map(move |&y| (x, y))).collect();
     let n = pairs.len();
     let x: Vec<f64> = pairs.iter().map(|pair| pair.0).cycle().take(5 * n).collect();
     let y: Vec<f64> = pairs.iter().map(|pair| pair.1).collect();
@@ -111,7 +132,9 @@ fn litmus(module: &Module, stream: &Stream) -> Result<()> {
     assert_eq!(sum.as_host_vec()?[0], 36);
     let (flags, seen) = (zeros()?, zeros()?);
     // SAFETY: two flags and a word for each block.
-    unsafe { launch!(module.store_buffering<<<2, 1, 0, stream>>>(flags.as_device_ptr(), seen.as_device_ptr()))? };
+    unsafe {
+        launch!(module.store_buffering<<<2, 1, 0, stream>>>(flags.as_device_ptr(), seen.as_device_ptr()))?
+    };
     stream.synchronize()?;
     assert!(seen.as_host_vec()?[..2].contains(&1), "neither block saw the other's write");
     Ok(())

@@ -140,11 +140,7 @@ fn fenced(text: &str) -> Result<String, String> {
         insert(&mut text, name, &format!("let (_after, order) = gpu_fences::{kind}(order);"))?;
     }
     for name in TWO_ORDERINGS {
-        insert(
-            &mut text,
-            name,
-            "let (_after, success, failure) = gpu_fences::exchange(success, failure);",
-        )?;
+        insert(&mut text, name, "let (_after, success, failure) = gpu_fences::exchange(success, failure);")?;
     }
     text.push_str(FENCES);
     Ok(text)
@@ -155,7 +151,11 @@ fn insert(text: &mut String, name: &str, statement: &str) -> Result<(), String> 
     let function = format!("unsafe fn atomic_{name}<");
     let unknown = || format!("atomic_{name}");
     let start = text.find(&function).ok_or_else(unknown)?;
-    let orderings = if statement.contains("success") { ["success: Ordering", "failure: Ordering"] } else { ["order: Ordering"; 2] };
+    let orderings = if statement.contains("success") {
+        ["success: Ordering", "failure: Ordering"]
+    } else {
+        ["order: Ordering"; 2]
+    };
     let body = start + text[start..].find("{\n").ok_or_else(unknown)? + 1;
     if !orderings.iter().all(|parameter| text[start..body].contains(parameter)) {
         return Err(unknown());

@@ -35,7 +35,8 @@ pub fn facts(text: &str) -> Facts {
             let found = facts.remainders.entry(function.clone()).or_default();
             let lanes = operands.split_once('<').and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
             if !operands.rsplit([' ', ',']).next().and_then(constant).is_some_and(is_exact_divisor) {
-                *if operands.contains("double") { &mut found.f64 } else { &mut found.f32 } += lanes.unwrap_or(1);
+                *if operands.contains("double") { &mut found.f64 } else { &mut found.f32 } +=
+                    lanes.unwrap_or(1);
             }
         }
         let is_atomic = ["atomicrmw ", "cmpxchg ", "load atomic ", "store atomic "];

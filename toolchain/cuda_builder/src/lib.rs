@@ -238,10 +238,11 @@ impl CudaBuilder {
         };
         let (text, origin) = match (built, &self.prebuilt) {
             (Ok((raw, facts, toolchain)), _) => {
-                let finished = lower::lower(&raw, &facts).and_then(|raw| ptx::finish(&raw)).and_then(|text| {
-                    ptx::check(&text, self.arch.sm(), self.isa)?;
-                    Ok(text)
-                });
+                let finished =
+                    lower::lower(&raw, &facts).and_then(|raw| ptx::finish(&raw)).and_then(|text| {
+                        ptx::check(&text, self.arch.sm(), self.isa)?;
+                        Ok(text)
+                    });
                 let text =
                     finished.map_err(|source| CudaBuilderError::BadPtx { path: ptx_path.clone(), source })?;
                 let by = toolchain.name.map(|name| format!(" by {name} (rustc {})", toolchain.version));

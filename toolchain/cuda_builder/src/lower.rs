@@ -30,8 +30,7 @@ pub fn lower(raw: &str, facts: &Facts) -> Result<String, PtxError> {
         let end = if name.is_empty() {
             at + 1
         } else {
-            item_end(&lines, at)
-                .ok_or(PtxError::Malformed { line: at + 1, reason: "an item with an end" })?
+            item_end(&lines, at).ok_or(PtxError::Malformed { line: at + 1, reason: "an item with an end" })?
         };
         let text = lines[at..end].iter().flat_map(|line| [line, "\n"]).collect::<String>();
         // the functions of `cuda_std` are what a remainder becomes
@@ -61,8 +60,7 @@ pub fn lower(raw: &str, facts: &Facts) -> Result<String, PtxError> {
     }
     // a function stands before its calls
     let first = items.iter().position(|(name, _)| !name.is_empty()).unwrap_or(0);
-    let (offered, others): (Vec<_>, Vec<_>) =
-        items.drain(first..).partition(|(name, _)| is_offered(name));
+    let (offered, others): (Vec<_>, Vec<_>) = items.drain(first..).partition(|(name, _)| is_offered(name));
     Ok(items.into_iter().chain(offered).chain(others).map(|(_, text)| text).collect())
 }
 
@@ -108,7 +106,10 @@ mod tests {
         let text = lower(RAW, &facts(1)).unwrap();
         assert!(!text.contains(".func  (.param .b32 func_retval0) memcmp"), "{text}");
         let position = |part: &str| text.find(part).unwrap();
-        assert!(position(".func  (.param .b32 func_retval0) cuda_std_fmod_f32") < position(".entry k"), "{text}");
+        assert!(
+            position(".func  (.param .b32 func_retval0) cuda_std_fmod_f32") < position(".entry k"),
+            "{text}"
+        );
         assert!(text.contains("call (retval0), cuda_std_fmod_f32, (param0, param1);"), "{text}");
         let text = lower(RAW, &Facts::default()).unwrap();
         assert!(!text.contains(".func") && text.contains("fma.rn"), "nobody asked for a remainder: {text}");

@@ -45,7 +45,9 @@ pub enum PtxError {
     #[error("`{0}`: a remainder (`%`) of floats can't be made exact; compute it in a function of its own")]
     Remainder(String),
     /// An atomic operation whose ordering the architecture does not have, and which was compiled without fences.
-    #[error("`{function}`: no fences for the ordering of `{operation}`; install the component rust-src, or use Relaxed and fences of cuda_std::thread")]
+    #[error(
+        "`{function}`: no fences for the ordering of `{operation}`; install the component rust-src, or use Relaxed and fences of cuda_std::thread"
+    )]
     Ordering {
         /// The kernel or function.
         function: String,

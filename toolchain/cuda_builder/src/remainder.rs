@@ -104,8 +104,7 @@ fn remainder<'a>(
     let quotient = defined(truncated(t)?)?;
     let &[operation, _, dividend, divisor] = quotient else { return None };
     let is_quotient = operation == format!("div.rn.{ty}") && divisor == y;
-    let is_reciprocal =
-        |(factor, divisor): (f64, f64)| factor * divisor == 1.0 && !is_exact_divisor(divisor);
+    let is_reciprocal = |(factor, divisor): (f64, f64)| factor * divisor == 1.0 && !is_exact_divisor(divisor);
     let is_product =
         operation == format!("mul.rn.{ty}") && literal(divisor).zip(literal(&y)).is_some_and(is_reciprocal);
     // a constant dividend is in a register for the quotient alone
@@ -135,7 +134,10 @@ mod tests {
     fn toolchain_each_form_of_a_remainder_is_found() {
         let (text, f32s, f64s) = exact(VARIABLE);
         assert_eq!((f32s, f64s), (0, 1));
-        assert!(text.contains("mov.b64 \t%rd11, %rd10;") && !text.contains("selp") && !text.contains("fma"), "{text}");
+        assert!(
+            text.contains("mov.b64 \t%rd11, %rd10;") && !text.contains("selp") && !text.contains("fma"),
+            "{text}"
+        );
         let constant = "div.rn.f32 %r6, %r5, 0f406CCCCD;\ncvt.rzi.f32.f32 %r7, %r6;\nfma.rn.f32 %r8, %r7, 0fC06CCCCD, %r5;\n";
         let (text, f32s, _) = exact(constant);
         assert!(f32s == 1 && text.contains("[param1], 0f406CCCCD;"), "{text}");

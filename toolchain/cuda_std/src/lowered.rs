@@ -114,8 +114,28 @@ mod tests {
     #[test]
     fn toolchain_remainders_are_those_of_the_host() {
         let special = [
-            0.0, -0.0, 1.0, -1.0, 3.7, 0.1, 1e10, 1e300, -1e300, 5e-324, 3e-320, 2.3e-308, f64::MIN_POSITIVE, f64::MAX,
-            f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 4.0, 1e-45, 1e38, 3.4e38, 1.2e-38,
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            3.7,
+            0.1,
+            1e10,
+            1e300,
+            -1e300,
+            5e-324,
+            3e-320,
+            2.3e-308,
+            f64::MIN_POSITIVE,
+            f64::MAX,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+            f64::NAN,
+            4.0,
+            1e-45,
+            1e38,
+            3.4e38,
+            1.2e-38,
         ];
         let mut state = 1u64;
         let mut random = || {
