@@ -225,7 +225,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if findings.is_wrong() { Err(Failure::Wrong) } else { Ok(()) }
 }
 
-/// What `--probes` writes.
+/// The file that `--probes` writes.
 #[derive(Serialize)]
 struct OnlyProbes {
     environment: Environment,

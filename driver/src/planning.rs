@@ -22,7 +22,7 @@ thread_local! {
     static BOOKS: RefCell<Option<Books>> = const { RefCell::new(None) };
 }
 
-/// What the calls of a plan did to one of its devices.
+/// The books of one device of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceBooks {
     /// Bytes by `cuMemAlloc`, which are no pool's.

@@ -9,7 +9,7 @@ use pascaline_driver::planning;
 
 pub use crate::cuda::PlannedGpu;
 
-/// What one of a plan's devices would have done.
+/// The work that one of a plan's devices would have done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Books {
     /// The most bytes that were in use at a time.

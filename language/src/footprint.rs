@@ -73,7 +73,7 @@ impl Gpu {
     }
 }
 
-/// What a model takes of a GPU.
+/// The memory of a GPU that a model takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Footprint {
     /// Bytes on the GPU: weights that stay there, and the buffers of streamed layers.

@@ -1,4 +1,4 @@
-//! What every decoder model needs: its files, tokens, memory and devices, answers, and many requests at once.
+//! The parts that every decoder model needs: its files, tokens, memory and devices, answers, and many requests at once.
 //!
 //! A model says in [`seam`] what is its own: how its configuration reads, and the part that sees. Everything else is here, once.
 //!

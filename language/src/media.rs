@@ -147,7 +147,7 @@ impl Patches {
     }
 }
 
-/// What a picture becomes, and the memory that this takes, as its header tells before anything is decoded.
+/// The tokens and the memory of a picture, by its header, before anything is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImagePlan {
     /// The grid of its [`Patches`].
@@ -208,6 +208,6 @@ impl VisionOutput {
 pub struct VisionProgress {
     /// Blocks that it has passed, counted for each group of frames.
     pub passed: usize,
-    /// What the tower remembers between calls.
+    /// The tower's state between calls.
     pub state: Option<Box<dyn Any + Send>>,
 }

@@ -1,4 +1,4 @@
-//! What of the model computes: the tower and the decoder, with weights and without tokenizer and files.
+//! The parts of a model that compute: the tower and the decoder, with weights and without tokenizer and files.
 //!
 //! `model` loads one from a checkpoint; `footprint` makes one on planned devices.
 

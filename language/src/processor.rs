@@ -159,7 +159,7 @@ impl Processor {
         self.seeing()?.patches(&Visual::Image { name: name.to_owned(), picture })
     }
 
-    /// What a picture with this header becomes.
+    /// The tokens and the memory of a picture with this header.
     ///
     /// # Errors
     /// As [`image_patches`](Self::image_patches).

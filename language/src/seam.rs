@@ -1,4 +1,4 @@
-//! What a model says of itself; all else is written once, in this crate.
+//! The interface of a model; all else is written once, in this crate.
 //!
 //! A [`Model`] reads configurations. Its decoder is a pre-norm transformer with grouped-query attention, RMSNorm on queries and keys,
 //! SwiGLU and rotary positions, which [`TextConfig`] sizes. A model that sees has a [`Vision`] part in
@@ -51,7 +51,7 @@ pub trait Model: Debug + Sync {
     fn gguf_keys(&self, config: &Config) -> Vec<(&'static str, Field)>;
 }
 
-/// What a checkpoint says of its model.
+/// A checkpoint's model and its sizes.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The model that has these sizes.
@@ -276,7 +276,7 @@ pub trait Pictures: Any + Send + Sync {
     /// [`Error::Image`].
     fn patches(&self, visual: &Visual) -> Result<Patches>;
 
-    /// What a picture with this header becomes.
+    /// The tokens and the memory of a picture with this header.
     ///
     /// # Errors
     /// [`Error::Image`].

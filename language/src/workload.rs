@@ -1,4 +1,4 @@
-//! What is to be planned: the work of an answer, and a picture that is seen.
+//! The workload of a plan: an answer, and a picture that is seen.
 
 use super::media::{Patches, VisionOutput};
 

@@ -89,7 +89,7 @@ impl Model for Qwen3VlFamily {
 }
 
 impl VisionConfig {
-    /// What the language crate needs to know of them.
+    /// The sizes that the language crate needs of them.
     pub fn sizes(&self) -> VisionSizes {
         VisionSizes {
             depth: self.depth,

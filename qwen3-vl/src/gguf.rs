@@ -1,4 +1,4 @@
-//! What of a GGUF model is Qwen3-VL's: the vision file (mmproj), its keys, and the settings of preprocessing.
+//! Qwen3-VL's own part of a GGUF model: the vision file (mmproj), its keys, and the settings of preprocessing.
 
 use super::config::{
     self, Config, PUBLISHED_PIXELS, PUBLISHED_VIDEO_PIXELS, PreprocessorConfig, Seeing, TextConfig,

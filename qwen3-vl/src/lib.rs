@@ -2,7 +2,7 @@
 //!
 //! The computation is that of transformers' `qwen3_vl` and `qwen3`; every number of a model comes from its own files.
 //!
-//! What every decoder model needs is `pascaline-language`'s, which this crate passes on: files, tokens, memory, generation, many
+//! Everything that any decoder model needs is in `pascaline-language`, which this crate re-exports: files, tokens, memory, generation, many
 //! requests at once. Here is what is a model's own: `family` and `qwen3` say how configurations read, `names` has the tensors of the
 //! vision tower, `vision` computes it, `pictures` and `preprocess` turn pictures into tokens and patches.
 

@@ -59,7 +59,7 @@ pub fn smart_resize(name: &str, (height, width): (usize, usize), bounds: Bounds)
     })
 }
 
-/// What a picture with this header becomes.
+/// The tokens and the memory of a picture with this header.
 ///
 /// # Errors
 /// As [`image_patches`].

@@ -176,7 +176,7 @@ impl VisionTower {
     }
 }
 
-/// What the tower remembers of an image on its way.
+/// The state of an image between blocks.
 #[derive(Default)]
 struct State {
     /// The outputs of the groups of frames that are through.

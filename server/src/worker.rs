@@ -139,7 +139,7 @@ pub(crate) struct Waiting {
 }
 
 impl Job {
-    /// What it is as a heavy one: one job, and its prompt's tokens. Nothing if it is light.
+    /// Its share of the heavy work: one job, and its prompt's tokens. Zero if it is light.
     pub(crate) fn weight(&self) -> Weight {
         match self.charge.as_ref().is_some_and(|charge| !charge.is_light()) {
             true => Weight { jobs: 1, tokens: self.prompt.prompt().ids.len(), unanswered: 1 },

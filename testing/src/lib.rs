@@ -33,6 +33,7 @@ mod reduce;
 mod rms_norm;
 mod rope;
 mod rope_append;
+mod row_op;
 mod softmax;
 mod sparse_attention;
 mod transpose;

@@ -109,21 +109,24 @@ fn plans_are_what_is_allocated() {
     let streamed = LoadOptions { vision: VisionPlace::Streamed, ..usual };
     let q8_cache = LoadOptions { cache: KvFormat::Q8_0, ..streamed };
     let (tiny, gguf) = (fixtures().join("qwen3-vl/tiny"), |file| fixtures().join("qwen3-vl-gguf").join(file));
-    for (path, options, picture) in [
+    let loads = [
         (&tiny, usual, &picture[..]),
-        (&tiny, usual, &[]),
+        (&tiny, LoadOptions { tokens_per_pass: 13, ..quantize(Format::Q4_0) }, &picture),
         (&tiny, LoadOptions { dtype: DType::F16, cache: KvFormat::F16, ..usual }, &picture),
+        (&tiny, LoadOptions { gpu_layers: Some(1), ..streamed }, &picture),
+        (&gguf("model-Q4_K_M.gguf"), q8_cache, &picture),
+        (&tiny, usual, &[]),
         (&tiny, LoadOptions { cache: KvFormat::Q8_0, ..quantize(Format::Q8_0) }, &picture),
         (&tiny, quantize(Format::Q4K), &picture),
-        (&tiny, LoadOptions { tokens_per_pass: 13, ..quantize(Format::Q4_0) }, &picture),
         (&tiny, streamed, &picture),
         (&tiny, LoadOptions { vision: VisionPlace::Streamed, ..quantize(Format::Q4K) }, &picture),
         (&tiny, LoadOptions { vision: VisionPlace::Cpu, ..usual }, &picture),
-        (&tiny, LoadOptions { gpu_layers: Some(1), ..streamed }, &picture),
-        (&gguf("model-Q4_K_M.gguf"), q8_cache, &picture),
         (&gguf("model-Q6_K.gguf"), usual, &picture),
         (&gguf("model-IQ4_XS.gguf"), LoadOptions { gpu_layers: Some(1), ..usual }, &picture),
-    ] {
+    ];
+    for &(path, options, picture) in
+        common::first_of(5, &loads, "ways to load a model whose plan is compared")
+    {
         let (measured, work) = measured(path, &device, options, picture);
         let planned = planned(path, &options, &work, &gpu);
         let file = path.display();

@@ -263,7 +263,7 @@ fn what_has_no_place_in_a_capture_is_refused() {
     assert_eq!(x.to_vec::<f32>().unwrap(), ramp(64), "the stream works on");
 }
 
-/// What would draw a stream into another's capture, whose graph would not keep that stream's memory.
+/// Calls that would draw a stream into another's capture, whose graph would not keep that stream's memory.
 #[test]
 fn a_capture_draws_no_other_stream_in() {
     in_own_process!();

@@ -4,7 +4,7 @@ use half::f16;
 use pascaline::{DType, Device, Result, Tensor, TensorMut};
 use std::fmt::Write;
 
-/// What an output and the memory beside it hold before the call.
+/// The value of an output, and of the memory beside it, before the call.
 const BEFORE: f64 = 77.0;
 
 /// A call in the making.

@@ -146,6 +146,9 @@ impl CudaDevice {
     /// # Errors
     /// [`Error::NoDevice`] if there is no such device or it is older than compute capability 6.1.
     pub fn new(ordinal: u32) -> Result<Self> {
+        if planned::is_planned(ordinal) && !planned::is_any() {
+            read_properties(ordinal)?; // the driver has none of these numbers
+        }
         alive_on(Some(ordinal), "opening the device")?;
         let index = ordinal as usize;
         let mut opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

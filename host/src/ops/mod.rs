@@ -18,7 +18,7 @@
 //! [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout) where it
 //! must be contiguous, [`Error::TooLarge`](crate::Error::TooLarge) from 2³¹ elements on, and
 //! [`Error::DeviceMismatch`](crate::Error::DeviceMismatch). Every op may fail for want of memory or by an error of the driver.
-//! What an op refuses beyond these stands with the op, and holds for its other forms as well.
+//! Each op lists its further refusals, which hold for its other forms as well.
 //!
 //! **Why functions and not operators.** Every op allocates and can fail because of its arguments' shapes, types and devices,
 //! or for lack of memory. So `+` would have to panic, which nothing here does, or return a `Result`. `((&a + &b)? * &c)?` is

@@ -1,4 +1,4 @@
-//! What the keys and tensors of a GGUF file say of a decoder model, and how a model is written as one.
+//! Decoder models in GGUF files: their keys and tensors, read and written.
 //!
 //! | file       | idea                                                                    |
 //! |------------|-------------------------------------------------------------------------|

@@ -10,7 +10,7 @@ use pascaline::nn::KvPages;
 use pascaline::ops::PAGE;
 use pascaline::{DType, Result, Tensor, cuda};
 
-/// What a batch takes beside its pages.
+/// The memory of a batch beside its pages.
 pub(crate) struct Rehearsed {
     /// Kernels of a pass of one answer's token.
     pub launches: usize,

@@ -27,7 +27,7 @@ fn with(mut body: Value, fields: Value) -> Value {
     body
 }
 
-/// What `generate` answers to a text with pictures.
+/// The answer of `generate` to a text with pictures.
 fn generated(question: &str, urls: &[String]) -> String {
     use base64::Engine;
     let model = model(&Device::Cpu);

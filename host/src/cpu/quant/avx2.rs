@@ -286,7 +286,7 @@ impl<'a, const G: usize> Tile<'a, G> {
     }
 }
 
-/// What [`Tile::steps`] fills.
+/// The steps that [`Tile::steps`] fills.
 type Steps = [[__m256; BLOCKS_PER_SUPER]; 4];
 
 /// The steps and minima of one block.

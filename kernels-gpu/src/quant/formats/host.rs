@@ -1,4 +1,4 @@
-//! What the host asks about a format: [`Descriptor`] about those with kernels, [`FileType`] about the types of GGUF files.
+//! Formats as the host sees them: a [`Descriptor`] for each with kernels, a [`FileType`] for each type of GGUF files.
 //!
 //! Words are little-endian; a compile-time check rejects big-endian hosts.
 

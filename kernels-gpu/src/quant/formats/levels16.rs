@@ -1,4 +1,4 @@
-//! What IQ4_NL and IQ4_XS have in common: a nibble is the index of one of 16 levels, which are closer together near zero.
+//! The common part of IQ4_NL and IQ4_XS: a nibble is the index of one of 16 levels, which are closer together near zero.
 //!
 //! In memory a block's 16 bytes have the nibbles of neighbouring values together: word i has those of values 4·i to 4·i + 3 in its
 //! lower half, and those of the values 16 later in the upper half. (In the file the former are the low, the latter the high nibbles of

@@ -90,7 +90,7 @@ macro_rules! formats {
             /// Every format, in the order of their numbers.
             pub const ALL: [Self; FORMATS] = [$(Self::$format),*];
 
-            /// What is known about the format.
+            /// The description of the format.
             pub const fn descriptor(self) -> &'static Descriptor {
                 const TABLE: &[Descriptor; FORMATS] = &[$(Descriptor::new::<$file::$format>($name)),*];
                 &TABLE[self as usize]
@@ -129,7 +129,7 @@ mod types {
                 pub const ALL: [Self; LIST.len()] =
                     [Self::F32, Self::F16, Self::BF16, $($(Self::$ggml,)?)* $(Self::$other,)*];
 
-                /// What is known about the type.
+                /// The description of the type.
                 pub const fn descriptor(self) -> &'static FileType {
                     match self {
                         Self::F32 => &F32,
