@@ -2,6 +2,7 @@
 
 use super::launch::enqueue;
 use super::module::load_ptx;
+use super::parameters::{Kind, Parameter, agree, parameters};
 use super::{CudaDevice, Stream, check};
 use crate::{Error, Result};
 use cuda_std::{DevicePtr, DevicePtrMut, KernelInfo};
@@ -15,8 +16,6 @@ use std::sync::{Mutex, PoisonError};
 
 /// The driver's code for a name that a module does not have.
 const NOT_FOUND: u32 = 500;
-/// Its code for PTX that it can't take.
-const MISMATCH: u32 = 218;
 
 /// A module of your own PTX on a device, from [`CudaDevice::load_ptx`]. It lives as long as the process.
 ///
@@ -76,25 +75,6 @@ pub struct PtxModule {
     parameters: HashMap<String, Vec<Parameter>>,
     /// The kernels that were launched by their contract, which was compared with the PTX.
     typed: Mutex<HashMap<&'static str, (KernelInfo, sys::CUfunction)>>,
-}
-
-/// A parameter of a kernel as the PTX declares it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Parameter {
-    /// Its size; 0 for a type that is not known.
-    bytes: usize,
-    kind: Kind,
-}
-
-/// The kind of a parameter or an argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A float.
-    Float,
-    /// An integer or an address.
-    Integer,
-    /// Bytes of any type.
-    Bytes,
 }
 
 /// A value that [`launch!`](crate::launch) passes to a kernel.
@@ -227,30 +207,6 @@ impl CudaDevice {
         kernels.iter().try_for_each(|info| module.typed_function(info).map(drop))?;
         Ok(module)
     }
-}
-
-/// Compares a kernel's contract with its parameters in the PTX.
-fn agree(info: &KernelInfo, found: impl Iterator<Item = usize>) -> Result<()> {
-    let found: Vec<usize> = found.collect();
-    if found == info.parameters {
-        return Ok(());
-    }
-    let (name, wanted) = (info.name, info.parameters);
-    let log = format!(
-        "kernel {name}: its parameters have {found:?} bytes in the PTX and {wanted:?} in the program; compile them from one source"
-    );
-    Err(Error::ModuleLoad { code: MISMATCH, log })
-}
-
-/// Compares the contracts of a module's kernels with its text. A kernel that is not there is for the driver to say.
-pub(super) fn agree_all<'a>(ptx: &str, kernels: impl Iterator<Item = &'a KernelInfo>) -> Result<()> {
-    let parameters = parameters(ptx);
-    for info in kernels {
-        if let Some(found) = parameters.get(info.name) {
-            agree(info, found.iter().map(|parameter| parameter.bytes))?;
-        }
-    }
-    Ok(())
 }
 
 impl PtxModule {
@@ -417,62 +373,4 @@ fn describe(kind: Kind, bytes: usize) -> String {
         Kind::Bytes => "",
     };
     format!("{kind}{bytes} bytes")
-}
-
-/// The parameters of each `.entry NAME(.param .u64 a, .param .align 8 .b8 p[16])`. The driver reports them only since
-/// CUDA 12.4.
-fn parameters(ptx: &str) -> HashMap<String, Vec<Parameter>> {
-    let code: Vec<&str> = ptx.lines().map(|line| line.split("//").next().unwrap_or(line)).collect();
-    let code = code.join("\n");
-    let entries = code.split(".entry").skip(1).map(|rest| {
-        let rest = rest.trim_start();
-        let end = rest.find(|c: char| !c.is_alphanumeric() && !"_$%".contains(c)).unwrap_or(rest.len());
-        let (name, rest) = rest.split_at(end);
-        let list = rest.trim_start().strip_prefix('(').and_then(|list| list.split(')').next());
-        (
-            name.to_owned(),
-            list.map_or(Vec::new(), |list| list.split(".param").skip(1).map(parameter).collect()),
-        )
-    });
-    entries.collect()
-}
-
-/// `.u64 .ptr .align 1 a` or `.align 8 .b8 p[16]`.
-fn parameter(text: &str) -> Parameter {
-    let typed = text.split_whitespace().find_map(|word| {
-        let kind = match word.strip_prefix('.')?.chars().next()? {
-            'u' | 's' => Kind::Integer,
-            'b' => Kind::Bytes,
-            'f' => Kind::Float,
-            _ => return None,
-        };
-        word.get(2..)?.parse().ok().map(|bits: usize| (kind, bits))
-    });
-    let (kind, bits) = typed.unwrap_or((Kind::Bytes, 0));
-    let count = text.split_once('[').and_then(|(_, rest)| rest.split(']').next()?.trim().parse().ok());
-    Parameter { bytes: bits / 8 * count.unwrap_or(1), kind }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Kind, parameters};
-
-    #[test]
-    fn parameters_are_found_however_the_text_is_broken() {
-        let ptx = ".visible .entry one(\n\t.param .u64 .ptr .align 1 a\n)\n{ ret; }\n// .entry two(.param .u32 n)\n\
-                   .entry two ( .param .align 8 .b8 p[16], // .param\n .param .f32 x)\n.maxntid 32\n{ ret; }\n\
-                   .entry none { ret; }\n.entry\nempty() { ret; }";
-        let sizes = parameters(ptx);
-        let of =
-            |name: &str| Some(sizes.get(name)?.iter().map(|parameter| parameter.bytes).collect::<Vec<_>>());
-        assert_eq!(
-            [of("one"), of("two"), of("none"), of("empty")],
-            [Some(vec![8]), Some(vec![16, 4]), Some(vec![]), Some(vec![])]
-        );
-        assert_eq!(
-            sizes["two"].iter().map(|parameter| parameter.kind).collect::<Vec<_>>(),
-            [Kind::Bytes, Kind::Float]
-        );
-        assert_eq!(sizes.len(), 4);
-    }
 }

@@ -17,8 +17,10 @@ mod module;
 pub(crate) mod nccl;
 pub mod occupancy;
 mod packed;
+mod parameters;
 mod planned;
 mod stream;
+mod typed;
 #[cfg(all(test, feature = "virtual-gpu"))]
 mod typed_tests;
 
@@ -31,10 +33,11 @@ pub use event::Event;
 pub(crate) use exposed::{conceal, expose};
 #[doc(hidden)]
 pub use foreign::Argument;
-pub use foreign::{Function, Kind, LaunchArgument, PtxModule};
+pub use foreign::{Function, LaunchArgument, PtxModule};
 pub use graph::Graph;
 pub use launch::trace;
 pub use module::Loaded;
+pub use parameters::Kind;
 pub use planned::PlannedGpu;
 pub(crate) use planned::{Planning, count_host_bytes, refused};
 pub(crate) use stream::COUNTERS;

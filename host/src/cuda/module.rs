@@ -2,8 +2,8 @@
 
 use super::archive::{ptx_modules, ptx_of};
 use super::compiling::Compiling;
-use super::foreign::agree_all;
 use super::occupancy::Resources;
+use super::parameters::agree_all;
 use super::{CudaDevice, check, ensure_alive};
 use crate::{Error, Result};
 use cuda_std::KernelInfo;

@@ -56,6 +56,7 @@
 
 mod core_sources;
 mod ir;
+mod items;
 mod lower;
 pub mod ptx;
 mod remainder;

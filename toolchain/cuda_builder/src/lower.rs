@@ -1,7 +1,8 @@
 //! What LLVM lowers wrongly or not at all, in the PTX as LLVM wrote it.
 
 use crate::ir::Facts;
-use crate::ptx::{PtxError, declared_name, entry_name, item_end};
+use crate::items::{declared_name, entry_name, item_end};
+use crate::ptx::PtxError;
 use crate::remainder;
 
 /// The functions of `cuda_std` that are there for kernels that need them.

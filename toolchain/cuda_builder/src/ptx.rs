@@ -1,5 +1,6 @@
 //! Finishing, checking and reading the PTX that LLVM writes.
 
+use crate::items::{declared_name, entry_name, item_end};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -255,33 +256,6 @@ fn numbered_labels(kernel: &str, number: usize) -> String {
     let Some((_, after)) = kernel.split_once(LABEL) else { return kernel.to_owned() };
     let digits = after.bytes().take_while(u8::is_ascii_digit).count();
     kernel.replace(&format!("{LABEL}{}_", &after[..digits]), &format!("{LABEL}{number}_"))
-}
-
-/// One past the last line of the declaration, function or entry that begins at `first`.
-pub(crate) fn item_end(lines: &[&str], first: usize) -> Option<usize> {
-    let mut depth = 0usize;
-    for (index, line) in lines.iter().enumerate().skip(first) {
-        let opened = line.matches('{').count();
-        let closed = line.matches('}').count();
-        depth = (depth + opened).saturating_sub(closed);
-        if depth == 0 && (closed > 0 || line.trim_end().ends_with(';')) {
-            return Some(index + 1);
-        }
-    }
-    None
-}
-
-/// The name that a line outside of entries declares: the last word before its size, value, parameters or end.
-pub(crate) fn declared_name(line: &str) -> &str {
-    let head = line.split(['[', '=', ';']).next().unwrap_or(line);
-    let head = head.strip_suffix('(').unwrap_or(head).trim_end();
-    head.rsplit([' ', '\t', '(']).find(|word| !word.is_empty()).unwrap_or(head)
-}
-
-/// The name in `.visible .entry NAME(`.
-pub(crate) fn entry_name(line: &str) -> Option<&str> {
-    let (_, rest) = line.split_once(".entry ")?;
-    Some(rest.split(['(', ' ']).next().unwrap_or(rest).trim())
 }
 
 /// Checks target, version, that there are kernels, and that every function called is defined.
