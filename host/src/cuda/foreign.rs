@@ -19,13 +19,14 @@ const NOT_FOUND: u32 = 500;
 
 /// A module of your own PTX on a device, from [`CudaDevice::load_ptx`]. It lives as long as the process.
 ///
-/// Its kernels are launched on a [`Stream`] by cust's `launch!`, which takes this type and [`Function`] as it takes cust's
-/// own; addresses come from [`Tensor::device_address`](crate::Tensor::device_address) and
+/// A kernel with a contract is launched by [`launch`](Self::launch), which the compiler checks. Others are launched on a [`Stream`] by
+/// [`launch!`](crate::launch), which compares sizes and kinds of the arguments with the PTX; cust's own `launch!` takes this type
+/// and [`Function`] too, and only the number of arguments is compared. Addresses come from
+/// [`Tensor::device_address`](crate::Tensor::device_address) and
 /// [`TensorMut::device_address`](crate::TensorMut::device_address):
 ///
 /// ```
-/// use cust::launch;
-/// use pascaline::{DType, Device, Tensor};
+/// use pascaline::{DType, Device, Tensor, launch};
 ///
 /// # // as cuda_builder makes it of `#[kernel] unsafe fn double(y: *mut f32, x: &[f32])`
 /// # const PTX: &str = "

@@ -45,6 +45,10 @@
 //! LTO leaves. The PTX is then finished and checked by [`ptx`]: launch bounds written into the entries, `.target` and
 //! `.version` as asked for, every `#[kernel]` there, nothing unresolved.
 //!
+//! Two things that LLVM gets wrong before sm_70 are made right, or refused with the kernel's name. `core` is compiled from a copy of
+//! its sources whose atomics have fences, because PTX has no orderings there. Remainders of floats become calls of an exact function
+//! of `cuda_std`. LLVM's intermediate code, which rustc leaves beside the PTX, says how many there must be.
+//!
 //! # Compilers
 //!
 //! rustc compiles for `sm_61` up to 1.96; later releases begin at `sm_70`. A build whose own rustc has dropped the

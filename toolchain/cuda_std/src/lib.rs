@@ -20,6 +20,11 @@
 //!
 //! A test counts the shuffles in the finished PTX.
 //!
+//! # Launches
+//!
+//! [`kernel`] with a `block` makes a [`KernelSpec`], the contract that the host launches a kernel by. Its parameters are a struct that
+//! derives [`KernelParams`], in which [`DevicePtr`] and [`DevicePtrMut`] borrow the memory.
+//!
 //! [Rust-CUDA]: https://github.com/Rust-GPU/Rust-CUDA
 
 #![cfg_attr(target_arch = "nvptx64", no_std)]
