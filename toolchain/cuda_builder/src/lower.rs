@@ -48,6 +48,11 @@ pub fn lower(raw: &str, facts: &Facts) -> Result<String, PtxError> {
         items.push((name.to_owned(), text));
         at = end;
     }
+    let is_there = |name: &str| items.iter().any(|(other, _)| other == name);
+    let counted = facts.remainders.iter().filter(|(_, wanted)| wanted.f32 + wanted.f64 > 0);
+    if let Some((name, _)) = { counted }.find(|(name, _)| !is_there(name)) {
+        return Err(PtxError::Remainder(name.clone()));
+    }
     let is_offered = |name: &str| OFFERED.contains(&name);
     loop {
         let unused = items.iter().position(|(name, _)| {
@@ -119,6 +124,8 @@ mod tests {
     #[test]
     fn toolchain_operations_that_stay_wrong_are_errors() {
         assert_eq!(lower(RAW, &facts(2)), Err(PtxError::Remainder("k".to_owned())));
+        let elsewhere = RAW.replace(".entry k()", ".entry other()");
+        assert_eq!(lower(&elsewhere, &facts(1)), Err(PtxError::Remainder("k".to_owned())));
         let orderings = vec![("k".to_owned(), "store atomic release".to_owned())];
         let error = lower(RAW, &Facts { orderings, ..Facts::default() }).unwrap_err();
         assert!(error.to_string().contains("`k`") && error.to_string().contains("store atomic"), "{error}");
