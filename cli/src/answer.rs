@@ -3,6 +3,7 @@
 use super::printable::printable;
 use pascaline::format_bytes as bytes;
 use qwen3_vl::Statistics;
+use qwen3_vl::reasoning::{ReasoningStream, Told};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
@@ -10,6 +11,11 @@ use std::ops::ControlFlow;
 pub(super) struct Answer {
     out: Box<dyn Write>,
     is_terminal: bool,
+    /// Tells thoughts from the answer, where they are hidden or shown otherwise.
+    reasoning: Option<ReasoningStream>,
+    hides_thinking: bool,
+    /// Whether the last text was a thought.
+    in_thought: bool,
     /// Whether any text was printed.
     begun: bool,
     /// The error of writing, if any.
@@ -30,16 +36,43 @@ impl Answer {
     }
 
     fn on(out: Box<dyn Write>, is_terminal: bool) -> Self {
-        Self { out, is_terminal, begun: false, failed: None }
+        let (reasoning, hides_thinking, in_thought) = (None, false, false);
+        Self { out, is_terminal, reasoning, hides_thinking, in_thought, begun: false, failed: None }
+    }
+
+    /// Leaves thoughts out, or dims them on a terminal. Elsewhere they are printed as the model writes them.
+    pub fn tell_thoughts(&mut self, begins_in_thought: bool, hide: bool) {
+        self.hides_thinking = hide;
+        self.reasoning = (hide || self.is_terminal).then(|| ReasoningStream::new(begins_in_thought));
     }
 
     /// Prints a piece of text; breaks if nobody reads the output any more.
     pub fn push(&mut self, piece: &str) -> ControlFlow<()> {
+        let Some(reasoning) = &mut self.reasoning else { return self.print(piece, false) };
+        let told = reasoning.push(piece);
+        self.print_told(&told)
+    }
+
+    fn print_told(&mut self, told: &Told) -> ControlFlow<()> {
+        if !told.reasoning.is_empty() && !self.hides_thinking {
+            self.in_thought = true;
+            self.print(&told.reasoning, true)?;
+        }
+        if !told.answer.is_empty() && std::mem::take(&mut self.in_thought) {
+            self.print("\n\n", false)?;
+        }
+        self.print(&told.answer, false)
+    }
+
+    fn print(&mut self, piece: &str, is_dim: bool) -> ControlFlow<()> {
         if piece.is_empty() {
             return ControlFlow::Continue(());
         }
         self.begun = true;
-        let text = if self.is_terminal { printable(piece) } else { piece.into() };
+        let mut text = if self.is_terminal { printable(piece) } else { piece.into() };
+        if is_dim {
+            text = format!("\x1b[2m{text}\x1b[22m").into();
+        }
         match self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()) {
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => {
@@ -54,8 +87,11 @@ impl Answer {
     /// # Errors
     /// If a part of the answer could not be written.
     pub fn end(&mut self) -> io::Result<()> {
+        if let Some(told) = self.reasoning.take().map(|mut reasoning| reasoning.finish()) {
+            let _ = self.print_told(&told); // it keeps its error in `self`
+        }
         if self.failed.is_none() {
-            let _ = self.push("\n"); // it keeps its error in `self`
+            let _ = self.print("\n", false); // it keeps its error in `self`
         }
         self.failed.take().map_or(Ok(()), Err)
     }

@@ -9,8 +9,9 @@ use super::output::Output;
 use super::sampling::SamplingArgs;
 use super::source::typed_path;
 use pascaline::{Device, Error, memory};
-use qwen3_vl::chat::Message;
+use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::generate::user_turn;
+use qwen3_vl::reasoning::ReasoningStream;
 use qwen3_vl::{LanguageModel, Options, Session, Statistics, StopReason, Visual};
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -37,6 +38,11 @@ pub(super) struct Args {
     /// where an answer repeats parts of its prompt or of itself.
     #[arg(long)]
     prompt_lookup: bool,
+
+    /// Leave out what the model thinks before it answers. Otherwise a terminal shows it dimmed, and a pipe gets it as the
+    /// model writes it, up to `</think>`.
+    #[arg(long)]
+    hide_thinking: bool,
 
     #[command(flatten)]
     output: Output,
@@ -269,7 +275,10 @@ impl Chat<'_> {
             (true, true) => Answer::nowhere(),
         };
         editor.begin_answer();
+        let mut begins_in_thought = false;
         let found = self.model.processor.prepare(&self.messages, &self.visuals).and_then(|prompt| {
+            begins_in_thought = self.model.processor.begins_in_thought(&prompt.ids);
+            answer.tell_thoughts(begins_in_thought, self.args.hide_thinking);
             self.args.sampling.say_room(&self.model, &prompt, output)?;
             self.model.generate_from(&mut self.session, &prompt, &self.options, |piece| {
                 match editor.is_interrupted() {
@@ -288,7 +297,7 @@ impl Chat<'_> {
                 } else {
                     let end = if cancelled { "ended by Ctrl-C; " } else { "" };
                     output.note(&format!("{end}{}", summary(&found.statistics)));
-                    self.messages.push(Message::text("assistant", &found.text));
+                    self.messages.push(assistant_turn(&found.text, begins_in_thought));
                     self.shown = self.visuals.len();
                 }
                 turn.text = Some(found.text);
@@ -321,13 +330,38 @@ impl Chat<'_> {
     }
 }
 
+/// An answer as a turn: templates decide whether they repeat its thought.
+fn assistant_turn(text: &str, begins_in_thought: bool) -> Message {
+    let mut stream = ReasoningStream::new(begins_in_thought);
+    let (told, rest) = (stream.push(text), stream.finish());
+    let mut message = Message::text("assistant", told.answer + &rest.answer);
+    let thought = told.reasoning + &rest.reasoning;
+    if !thought.is_empty() {
+        message.content.insert(0, Part::Reasoning { text: thought });
+    }
+    message
+}
+
 fn pictures(count: usize) -> String {
     if count == 1 { "1 picture".to_owned() } else { format!("{count} pictures") }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Request;
+    use super::{Request, assistant_turn};
+    use qwen3_vl::chat::{Message, Part};
+
+    #[test]
+    fn a_thought_is_a_part_of_its_own() {
+        assert_eq!(assistant_turn("Hi", false), Message::text("assistant", "Hi"));
+        for (text, inside) in [("why</think>\n\nHi", true), ("<think>why</think>Hi", false)] {
+            let turn = assistant_turn(text, inside);
+            let [Part::Reasoning { text: thought }, Part::Text { text }] = &turn.content[..] else {
+                panic!("{turn:?}")
+            };
+            assert_eq!((&**thought, &**text), ("why", "Hi"));
+        }
+    }
 
     #[test]
     fn commands_begin_with_a_slash() {

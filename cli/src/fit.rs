@@ -342,6 +342,9 @@ fn rows_of_family(
     let (mut rows, mut last) = (Vec::new(), None);
     for &size in Size::value_variants() {
         let config = size.config()?;
+        if config.text.experts.is_some() {
+            continue; // their estimates have not been compared with a run yet; a mixture that is named is planned
+        }
         let work = work(&config, context, [width, height]);
         for mix in MIXES {
             rows.push(row_of_family(&config, size, mix, cache, &work, target, limit));

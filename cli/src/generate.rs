@@ -53,6 +53,11 @@ pub(super) struct Args {
     #[arg(long)]
     prompt_lookup: bool,
 
+    /// Leave out what the model thinks before it answers. Otherwise a terminal shows it dimmed, and a pipe gets it as the
+    /// model writes it, up to `</think>`.
+    #[arg(long)]
+    hide_thinking: bool,
+
     #[command(flatten)]
     output: Output,
 
@@ -131,6 +136,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     args.sampling.say_room(model, &prompt, output)?;
 
     let mut answer = if output.stdout_is_taken() { Answer::nowhere() } else { Answer::on_stdout() };
+    answer.tell_thoughts(model.processor.begins_in_thought(&prompt.ids), args.hide_thinking);
     let mut session = model.session().map_err(|error| args.model.failure(error))?;
     let mut generate = || model.generate_from(&mut session, &prompt, &options, |piece| answer.push(piece));
     let found = match trace_file {

@@ -177,7 +177,7 @@ fn merge(value: &mut Value, changes: Value) {
 
 /// Writes a safetensors file in bf16; returns the number of parameters.
 fn write_weights(file: &mut OutputFile, to: &Path, config: &Config) -> Result<usize, Failure> {
-    let tensors = config.tensors();
+    let tensors = config.published_tensors();
     let mut header = Map::new();
     let mut at = 0;
     for (name, shape) in &tensors {

@@ -21,6 +21,7 @@ pub mod elementwise;
 pub mod embedding;
 pub mod embedding_backward;
 pub mod empty;
+pub mod experts;
 pub mod float16;
 pub mod layer_norm;
 pub mod matmul;
@@ -62,9 +63,11 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     embedding::KERNELS,
     embedding_backward::KERNELS,
     &[empty::empty.info()],
+    experts::KERNELS,
     float16::convert::KERNELS,
     layer_norm::KERNELS,
     matmul::dequant_linear::KERNELS,
+    matmul::experts::KERNELS,
     matmul::reduce::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,

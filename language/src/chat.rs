@@ -1,7 +1,10 @@
 //! Messages → prompt text, by the checkpoint's own chat template.
 
 use super::json::{self, MAX_CONFIG, bad};
+use super::message::json_bytes;
+pub use super::message::{Message, Part};
 use super::template::{self, Template, TemplateError};
+use super::tools;
 use pascaline::{Error, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -17,57 +20,47 @@ pub fn most_bytes(context: usize) -> usize {
     context.saturating_mul(BYTES_PER_TOKEN).clamp(least, most)
 }
 
-/// A turn of the conversation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Message {
-    /// `system`, `user` or `assistant`.
-    pub role: String,
-    /// The message's parts, in order.
-    pub content: Vec<Part>,
-}
-
-/// A piece of a turn.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Part {
-    /// Text.
-    Text {
-        /// The text.
-        text: String,
-    },
-    /// The next image.
-    Image,
-    /// The next video.
-    Video,
-}
-
-impl Message {
-    /// A turn with text only.
-    pub fn text(role: &str, text: impl Into<String>) -> Self {
-        Self { role: role.to_owned(), content: vec![Part::Text { text: text.into() }] }
-    }
-
-    /// A user's turn: `images` images, then text.
-    pub fn user(images: usize, text: impl Into<String>) -> Self {
-        let mut content = vec![Part::Image; images];
-        content.push(Part::Text { text: text.into() });
-        Self { role: "user".into(), content }
-    }
-}
-
-/// The form in which templates see a turn: a single text is a string, anything else a list, as templates distinguish the
-/// two.
+/// The form in which templates see a turn: no text or a single one is a string, anything else a list, as templates
+/// distinguish the two. Thoughts are `reasoning_content`, calls are `tool_calls` in OpenAI's form.
 impl From<&Message> for template::Value {
     fn from(message: &Message) -> Self {
-        let part = |part: &Part| match part {
-            Part::Text { text } => Self::map([("type", "text".into()), ("text", (&**text).into())]),
-            Part::Image => Self::map([("type", "image".into())]),
-            Part::Video => Self::map([("type", "video".into())]),
+        let (mut shown, mut calls, mut reasoning) = (Vec::new(), Vec::new(), None::<String>);
+        for part in &message.content {
+            match part {
+                Part::Text { text } => {
+                    shown.push(Self::map([("type", "text".into()), ("text", (&**text).into())]));
+                }
+                Part::Image => shown.push(Self::map([("type", "image".into())])),
+                Part::Video => shown.push(Self::map([("type", "video".into())])),
+                Part::Reasoning { text } => reasoning.get_or_insert_default().push_str(text),
+                Part::ToolCall { id, name, arguments } => {
+                    let function =
+                        Self::map([("name", (&**name).into()), ("arguments", Self::from(arguments))]);
+                    calls.push(Self::map([
+                        ("id", (&**id).into()),
+                        ("type", "function".into()),
+                        ("function", function),
+                    ]));
+                }
+            }
+        }
+        let texts = || {
+            message
+                .content
+                .iter()
+                .filter_map(|part| if let Part::Text { text } = part { Some(&**text) } else { None })
         };
-        let content = match &message.content[..] {
-            [Part::Text { text }] => (&**text).into(),
-            parts => Self::list(parts.iter().map(part).collect()),
+        let content = match shown.len() {
+            0 => "".into(),
+            1 if texts().count() == 1 => texts().collect::<String>().into(),
+            _ => Self::list(shown),
         };
-        Self::map([("role", (&*message.role).into()), ("content", content)])
+        let mut entries = vec![("role", (&*message.role).into()), ("content", content)];
+        entries.extend(reasoning.map(|text| ("reasoning_content", text.into())));
+        if !calls.is_empty() {
+            entries.push(("tool_calls", Self::list(calls)));
+        }
+        Self::map(entries)
     }
 }
 
@@ -92,6 +85,8 @@ pub enum Media {
 pub struct ChatTemplate {
     template: Template,
     file: PathBuf,
+    /// Whether it has a form for tools, their calls and their results.
+    knows_tools: bool,
 }
 
 impl ChatTemplate {
@@ -110,7 +105,7 @@ impl ChatTemplate {
     /// [`Error::Checkpoint`] if it is malformed.
     pub(crate) fn parse(file: PathBuf, source: &str) -> Result<Self> {
         match Template::parse(source) {
-            Ok(template) => Ok(Self { template, file }),
+            Ok(template) => Ok(Self { template, file, knows_tools: source.contains("tool_calls") }),
             Err(error) => Err(refused(&file, &error)),
         }
     }
@@ -121,12 +116,26 @@ impl ChatTemplate {
     /// [`Error::Prompt`] if the messages are longer than [`most_bytes`]; [`Error::Checkpoint`] if the template makes more of them,
     /// refuses them, asks for what is not supported, or costs too much time or memory.
     pub fn render(&self, messages: &[Message], context: usize) -> Result<String> {
+        self.render_with(messages, &[], context)
+    }
+
+    /// As [`render`](Self::render), with tools in OpenAI's form. For a template that has no form for tools, they are
+    /// told of in the system message, in the form of Qwen's published templates.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub fn render_with(&self, messages: &[Message], tools: &[Value], context: usize) -> Result<String> {
         let most = most_bytes(context);
-        let parts = messages.iter().flat_map(|message| &message.content);
-        let bytes = parts.map(|part| if let Part::Text { text } = part { text.len() } else { 0 }).sum();
-        check_length(bytes, most)?;
+        let defined: usize = tools.iter().map(json_bytes).sum();
+        check_length(messages.iter().map(Message::bytes).sum::<usize>() + defined, most)?;
+        let plain = (!self.knows_tools).then(|| tools::as_text(messages, tools));
+        let (messages, tools) = plain.as_deref().map_or((messages, tools), |messages| (messages, &[]));
         let messages = template::Value::list(messages.iter().map(template::Value::from).collect());
-        let variables = vec![("messages", messages), ("add_generation_prompt", true.into())];
+        let mut variables = vec![("messages", messages), ("add_generation_prompt", true.into())];
+        if !tools.is_empty() {
+            variables
+                .push(("tools", template::Value::list(tools.iter().map(template::Value::from).collect())));
+        }
         self.template.render(variables, most).map_err(|error| refused(&self.file, &error))
     }
 }

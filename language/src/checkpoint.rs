@@ -3,7 +3,7 @@
 use super::adapter::{ADAPTER_TENSORS, Adapter};
 use super::gguf::{self, DeviceStorage, GgmlType, Gguf};
 use super::gguf_model::{Tensors, gguf_name};
-use super::json::{self, Fields, MAX_CONFIG, bad};
+use super::json::{self, Fields, MAX_CONFIG, MAX_DIMENSION, bad};
 use super::options::{LoadOptions, Storage};
 use super::processor::Processor;
 use super::seam::{Config, Model, Models, VISION};
@@ -227,12 +227,33 @@ pub fn config(models: Models, file: &Path, bytes: &[u8]) -> Result<Config> {
     let top = Fields::new(file, "", &map);
     let found = top.str("model_type")?;
     match models.iter().find(|model| Some(model.model_type()) == found) {
-        Some(model) => model.config(top),
+        Some(model) => Ok(Config { fp8_block: fp8_block(top)?, ..model.config(top)? }),
         None => {
             let known: Vec<_> = models.iter().map(|model| format!("\"{}\"", model.model_type())).collect();
             let reason = format!("{} is not {}", found.unwrap_or("nothing"), known.join(" or "));
             Err(top.bad("model_type", reason))
         }
+    }
+}
+
+/// The blocks of FP8 matrices that have a scale each, if `config.json` tells of such.
+fn fp8_block(top: Fields) -> Result<Option<[usize; 2]>> {
+    let Some(fields) = top.object("quantization_config", "quantization_config.")? else { return Ok(None) };
+    for (name, supported) in [("quant_method", "fp8"), ("fmt", "e4m3")] {
+        match fields.str(name)? {
+            Some(found) if found != supported => {
+                return Err(fields.bad(name, format!("\"{found}\" is not supported, only \"{supported}\"")));
+            }
+            None if name == "quant_method" => return Err(fields.bad(name, "missing")),
+            _ => {}
+        }
+    }
+    let block = fields.required("weight_block_size", fields.sizes("weight_block_size")?)?;
+    match block[..] {
+        [rows, columns] if [rows, columns].iter().all(|size| (1..=MAX_DIMENSION as usize).contains(size)) => {
+            Ok(Some([rows, columns]))
+        }
+        _ => Err(fields.bad("weight_block_size", format!("{block:?} are not rows and columns of a block"))),
     }
 }
 

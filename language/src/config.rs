@@ -4,6 +4,9 @@ use super::json::{self, Fields, MAX_CONFIG};
 use pascaline::{Error, Result};
 use std::path::Path;
 
+/// The most experts of a layer, as [`pascaline::ops::route`] takes.
+const MAX_EXPERTS: usize = 1024;
+
 /// The decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextConfig {
@@ -11,6 +14,8 @@ pub struct TextConfig {
     pub hidden_size: usize,
     /// Width of the MLP.
     pub intermediate_size: usize,
+    /// Experts in place of some layers' MLP; `None` in a dense model.
+    pub experts: Option<ExpertsConfig>,
     /// Decoder layers.
     pub num_hidden_layers: usize,
     /// Query heads.
@@ -33,10 +38,48 @@ pub struct TextConfig {
     pub eos_token_id: Option<u32>,
 }
 
+/// The experts of a mixture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that a token passes.
+    pub per_token: usize,
+    /// Width of an expert's MLP.
+    pub width: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalized: bool,
+    /// Layers whose number, counted from 1, is a multiple of this have experts.
+    pub step: usize,
+    /// Layers that have a dense MLP all the same.
+    pub dense_layers: Vec<usize>,
+}
+
+impl ExpertsConfig {
+    /// Whether a layer has experts.
+    pub fn is_sparse(&self, layer: usize) -> bool {
+        (layer + 1).is_multiple_of(self.step) && !self.dense_layers.contains(&layer)
+    }
+
+    /// How many of so many layers have experts.
+    pub fn sparse_layers(&self, layers: usize) -> usize {
+        let mut dense: Vec<_> = self.dense_layers.iter().filter(|&&layer| layer < layers).collect();
+        dense.sort_unstable();
+        dense.dedup();
+        let dense = dense.into_iter().filter(|&layer| (layer + 1).is_multiple_of(self.step));
+        layers / self.step.max(1) - dense.count()
+    }
+}
+
 /// Makes the error for a field of these structures.
 pub type Refuse<'a> = dyn Fn(&str, String) -> Error + 'a;
 
 impl TextConfig {
+    /// The experts of a layer, if it has some.
+    pub fn experts_of(&self, layer: usize) -> Option<&ExpertsConfig> {
+        self.experts.as_ref().filter(|experts| experts.is_sparse(layer))
+    }
+
     /// Refuses sizes that do not fit each other.
     ///
     /// # Errors
@@ -50,6 +93,15 @@ impl TextConfig {
         }
         if *head_dim == 0 || !head_dim.is_multiple_of(2) {
             return Err(refuse("head_dim", format!("{head_dim} is not a positive even number")));
+        }
+        if let Some(ExpertsConfig { count, per_token, .. }) = self.experts {
+            if count > MAX_EXPERTS {
+                return Err(refuse("num_experts", format!("{count} is more than {MAX_EXPERTS}")));
+            }
+            if !(1..=count).contains(&per_token) {
+                let reason = format!("{per_token} is not between 1 and the {count} experts");
+                return Err(refuse("num_experts_per_tok", reason));
+            }
         }
         let frequencies = mrope_section.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
         if frequencies != Some(head_dim / 2) {

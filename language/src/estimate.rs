@@ -8,8 +8,8 @@
 use super::fit::Choice;
 use super::footprint::Footprint;
 use super::options::Storage;
-use super::seam::VisionPlace;
-use super::seam::{Config, VISION};
+use super::published::matrix;
+use super::seam::{Config, ExpertPart, VISION, VisionPlace};
 use super::workload::Workload;
 use pascaline::quant::QuantTensor;
 use pascaline::{DType, Result};
@@ -59,6 +59,8 @@ pub fn estimate(
     let text = &config.text;
     let vision = config.vision.as_ref().map(|vision| vision.sizes());
     let (mut per_token, mut prompt, mut picture, mut tower) = (0.0, 0.0, 0.0, 0.0);
+    // of experts that a token does not pass; streamed layers are copied with them
+    let mut others = 0.0;
     let seconds = |storage: Storage, elements: f64, rows: usize| {
         let share = match storage {
             Storage::Float(_) => FLOAT_SHARE,
@@ -67,16 +69,19 @@ pub fn estimate(
         2.0 * elements * rows as f64 / (share * peaks.flops)
     };
     for (name, shape) in config.tensors() {
-        let [rows, rest @ ..] = &shape[..] else { continue };
-        let width: usize = rest.iter().product();
-        if rest.is_empty() || name.contains("pos_embed") {
+        let [rows, width] = matrix(&shape);
+        if shape.len() < 2 || name.contains("pos_embed") {
             continue; // vectors, and a table in host memory
         }
-        let (of, elements) = (storage(&name), (rows * width) as f64);
+        let used = match (&text.experts, ExpertPart::of(&name)) {
+            (Some(experts), Some(_)) => experts.per_token as f64 / experts.count as f64,
+            _ => 1.0,
+        };
+        let (of, elements) = (storage(&name), (rows * width) as f64 * used);
         let bytes = match of {
             Storage::Float(dtype) => elements * dtype.size() as f64,
             Storage::Stored(format) | Storage::Quantized(format) => {
-                QuantTensor::part_bytes(format, [*rows, width])?.iter().sum::<usize>() as f64
+                QuantTensor::part_bytes(format, [rows, width])?.iter().sum::<usize>() as f64 * used
             }
         };
         if let Some(vision) = vision.filter(|_| name.starts_with(VISION)) {
@@ -89,7 +94,8 @@ pub fn estimate(
         }
         let is_table = name == config.embedding() && !config.tie_word_embeddings;
         per_token += if is_table { 0.0 } else { bytes };
-        let is_vocabulary = rows == &text.vocab_size;
+        others += bytes / used - bytes;
+        let is_vocabulary = rows == text.vocab_size;
         prompt += if is_vocabulary { 0.0 } else { seconds(of, elements, work.prompt) };
     }
     let attention = |pairs: f64, width: usize, layers: usize| {
@@ -107,7 +113,7 @@ pub fn estimate(
     let Footprint { cache, launches, .. } = choice.footprint;
     let resident = choice.options.gpu_layers.unwrap_or(layers).min(layers);
     let vocabulary = (text.vocab_size * text.hidden_size * DType::F16.size()) as f64;
-    let in_layers = (per_token - vocabulary.min(per_token)).max(0.0);
+    let in_layers = (per_token - vocabulary.min(per_token)).max(0.0) + others;
     let streamed = in_layers * (layers - resident) as f64 / layers.max(1) as f64;
     let passes = work.prompt.div_ceil(choice.options.tokens_per_pass.max(1)) as f64;
     let from_memory = (per_token + cache as f64) / (MEMORY_SHARE * peaks.memory);

@@ -7,9 +7,11 @@ use super::gguf::Gguf;
 use super::gguf_model;
 use super::media::{ImagePlan, Patches, Positions, Visual};
 use super::picture::{Picture, PictureHeader};
+use super::reasoning;
 use super::seam::{Config, Pictures, Vision, VisionFiles};
 use super::tokenizer::Tokenizer;
 use pascaline::Result;
+use serde_json::Value;
 use std::path::Path;
 
 /// A checkpoint's configuration, tokenizer, chat template and preprocessing: all that needs no weights.
@@ -96,44 +98,60 @@ impl Processor {
         };
         let (media, patches): (Vec<_>, Vec<_>) =
             visuals.iter().map(prepare).collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        let ids = self.tokens(messages, &media, spelled)?;
+        let ids = self.tokens(messages, &[], &media, spelled)?;
         let positions = self.positions(&ids, patches.iter().map(|patches: &Patches| patches.grid))?;
         Ok(Prompt { ids, positions, patches })
     }
 
     /// A conversation's prompt before its images, of which only the plans are known: its patches, which the caller adds,
-    /// are those of the images in order.
+    /// are those of the images in order. `tools`, in OpenAI's form, are those that the assistant may call.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
     pub fn outline(
         &self,
         messages: &[Message],
+        tools: &[Value],
         images: &[ImagePlan],
         spelled: ControlTokens,
     ) -> Result<Prompt> {
         let media: Vec<_> = images.iter().map(|image| Media::Image { tokens: image.tokens }).collect();
-        let ids = self.tokens(messages, &media, spelled)?;
+        let ids = self.tokens(messages, tools, &media, spelled)?;
         let positions = self.positions(&ids, images.iter().map(|image| image.grid))?;
         Ok(Prompt { ids, positions, patches: Vec::new() })
     }
 
-    fn tokens(&self, messages: &[Message], media: &[Media], spelled: ControlTokens) -> Result<Vec<u32>> {
+    fn tokens(
+        &self,
+        messages: &[Message],
+        tools: &[Value],
+        media: &[Media],
+        spelled: ControlTokens,
+    ) -> Result<Vec<u32>> {
+        let context = self.config.text.max_position_embeddings;
         let mut parts = messages.iter().flat_map(|message| &message.content);
-        if self.pictures.is_none() && parts.any(|part| !matches!(part, Part::Text { .. })) {
+        if self.pictures.is_none() && parts.any(|part| matches!(part, Part::Image | Part::Video)) {
             return Err(self.config.blind());
         }
         match spelled {
             ControlTokens::Recognized => {
-                let text = self.expand(self.render(messages)?, media)?;
+                let text = self.expand(self.template.render_with(messages, tools, context)?, media)?;
                 self.tokenizer.encode(&text)
             }
             ControlTokens::AsText => {
-                let (messages, stand_ins) = StandIns::replace(messages, self.tokenizer.controls())?;
-                let text = self.expand(self.render(&messages)?, media)?;
+                let (messages, tools, stand_ins) =
+                    StandIns::replace(messages, tools, self.tokenizer.controls())?;
+                let text = self.expand(self.template.render_with(&messages, &tools, context)?, media)?;
                 self.tokenizer.encode_with(&text, &stand_ins)
             }
         }
+    }
+
+    /// Whether an answer to this prompt begins inside a thought: the template has opened one.
+    pub fn begins_in_thought(&self, prompt: &[u32]) -> bool {
+        const TAIL: usize = 16; // tokens, of which the tag may take one for each byte
+        let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
+        self.tokenizer.decode(tail).trim_end().ends_with(reasoning::OPEN)
     }
 
     fn expand(&self, prompt: String, media: &[Media]) -> Result<String> {

@@ -74,6 +74,10 @@ pub(super) fn take<T: Copy>(
 /// [`Error::Unsupported`] that names all sizes that do not divide.
 pub(super) fn check(config: &Config, devices: usize, storage: &dyn Fn(&str) -> Storage) -> Result<()> {
     let text = &config.text;
+    if text.experts.is_some() {
+        let reason = "experts are not divided between devices; split by layers".into();
+        return Err(refused(vec!["experts".into()], reason));
+    }
     let sizes = [
         ("num_attention_heads", text.num_attention_heads),
         ("num_key_value_heads", text.num_key_value_heads),

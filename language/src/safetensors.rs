@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -36,6 +37,8 @@ pub enum FileType {
     BF16,
     /// Signed 64-bit.
     I64,
+    /// 8 bits, of which 4 are exponent; no infinities. A scale for each block stands in another tensor.
+    F8E4M3,
 }
 
 impl FileType {
@@ -45,6 +48,7 @@ impl FileType {
             "F16" => Self::F16,
             "BF16" => Self::BF16,
             "I64" => Self::I64,
+            "F8_E4M3" => Self::F8E4M3,
             _ => return None,
         })
     }
@@ -55,6 +59,7 @@ impl FileType {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
             Self::I64 => 8,
+            Self::F8E4M3 => 1,
         }
     }
 }
@@ -68,8 +73,13 @@ pub struct Entry {
     pub shape: Vec<usize>,
     /// Its first byte, counted from the start of the file.
     begin: u64,
-    /// Its size in bytes.
-    bytes: u64,
+}
+
+impl Entry {
+    /// The number of its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
 }
 
 /// An open, checked file.
@@ -125,28 +135,36 @@ impl SafeTensors {
         &self.entries
     }
 
-    /// A tensor's elements in f32: exact, since all file types but I64 are subsets.
+    /// A tensor's elements in f32: exact, since all file types but I64 are subsets, and F8_E4M3 is read with its scales.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] if there is no such tensor, it holds integers or a value that is not finite, or the
     /// file can't be read any more.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
+        self.read_f32_range(name, 0..self.entry(name)?.elements())
+    }
+
+    /// As [`read_f32`](Self::read_f32), some of the elements.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_f32_range(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>> {
         let entry = self.entry(name)?;
-        let mut values = Vec::with_capacity(entry.shape.iter().product());
-        self.read_chunks(name, entry, |bytes| {
+        let mut values = Vec::with_capacity(range.len());
+        self.read_chunks(name, entry, range.clone(), |bytes| {
             match entry.dtype {
                 FileType::F32 => values.par_extend(words::<4>(bytes).map(f32::from_le_bytes)),
                 FileType::F16 => values.par_extend(words::<2>(bytes).map(|b| f16::from_le_bytes(b).to_f32())),
                 FileType::BF16 => {
                     values.par_extend(words::<2>(bytes).map(|b| bf16::from_le_bytes(b).to_f32()))
                 }
-                FileType::I64 => return Err(self.bad(name, "holds integers, not numbers")),
+                FileType::I64 | FileType::F8E4M3 => return Err(self.no_numbers(name)),
             }
             Ok(())
         })?;
         match values.par_iter().position_first(|value| !value.is_finite()) {
             None => Ok(values),
-            Some(at) => Err(self.bad(name, format!("element {at} is {}", values[at]))),
+            Some(at) => Err(self.bad(name, format!("element {} is {}", range.start + at, values[at]))),
         }
     }
 
@@ -155,9 +173,17 @@ impl SafeTensors {
     /// # Errors
     /// As [`read_f32`](Self::read_f32), and if a value is beyond f16's range.
     pub fn read_f16(&self, name: &str) -> Result<Vec<f16>> {
+        self.read_f16_range(name, 0..self.entry(name)?.elements())
+    }
+
+    /// As [`read_f16`](Self::read_f16), some of the elements.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_f16_range(&self, name: &str, range: Range<usize>) -> Result<Vec<f16>> {
         let entry = self.entry(name)?;
-        let mut values = Vec::with_capacity(entry.shape.iter().product());
-        self.read_chunks(name, entry, |bytes| {
+        let mut values = Vec::with_capacity(range.len());
+        self.read_chunks(name, entry, range.clone(), |bytes| {
             match entry.dtype {
                 FileType::F32 => {
                     values.par_extend(words::<4>(bytes).map(|b| f16::from_f32(f32::from_le_bytes(b))))
@@ -165,16 +191,18 @@ impl SafeTensors {
                 FileType::F16 => values.par_extend(words::<2>(bytes).map(f16::from_le_bytes)),
                 FileType::BF16 => values
                     .par_extend(words::<2>(bytes).map(|b| f16::from_f32(bf16::from_le_bytes(b).to_f32()))),
-                FileType::I64 => return Err(self.bad(name, "holds integers, not numbers")),
+                FileType::I64 | FileType::F8E4M3 => return Err(self.no_numbers(name)),
             }
             Ok(())
         })?;
         match values.par_iter().position_first(|value| !value.is_finite()) {
             None => Ok(values),
             Some(at) => {
-                let reason =
-                    format!("element {at} is beyond the range of f16 (±65504) or not finite; use f32");
-                Err(self.bad(name, reason))
+                let at = range.start + at;
+                Err(self.bad(
+                    name,
+                    format!("element {at} is beyond the range of f16 (±65504) or not finite; use f32"),
+                ))
             }
         }
     }
@@ -189,33 +217,57 @@ impl SafeTensors {
             return Err(self.bad(name, format!("is {:?}, expected I64", entry.dtype)));
         }
         let mut values = Vec::new();
-        self.read_chunks(name, entry, |bytes| {
+        self.read_chunks(name, entry, 0..entry.elements(), |bytes| {
             values.par_extend(words::<8>(bytes).map(i64::from_le_bytes));
             Ok(())
         })?;
         Ok(values)
     }
 
+    /// The bytes of some of a tensor's elements.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if there is no such tensor, or the file can't be read any more.
+    pub fn read_bytes(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>> {
+        let entry = self.entry(name)?;
+        let mut all = Vec::with_capacity(range.len() * entry.dtype.size());
+        self.read_chunks(name, entry, range, |bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    fn no_numbers(&self, name: &str) -> Error {
+        self.bad(name, "holds integers or codes with scales, not numbers")
+    }
+
     fn entry(&self, name: &str) -> Result<&Entry> {
         self.entries.get(name).ok_or_else(|| self.bad(name, "missing"))
     }
 
-    fn bad(&self, name: &str, reason: impl Into<String>) -> Error {
+    /// The error for a tensor.
+    pub fn bad(&self, name: &str, reason: impl Into<String>) -> Error {
         bad(&self.path, Some(name), reason)
     }
 
-    /// Calls a function with a tensor's bytes, chunk by chunk; a chunk ends between elements.
+    /// Calls a function with the bytes of some of a tensor's elements, chunk by chunk; a chunk ends between elements.
     fn read_chunks(
         &self,
         name: &str,
         entry: &Entry,
+        range: Range<usize>,
         mut take: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
         let mut file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let failed = |error: std::io::Error| self.bad(name, format!("can't be read: {error}"));
-        file.seek(SeekFrom::Start(entry.begin)).map_err(failed)?;
-        let mut buffer = vec![0; CHUNK.min(entry.bytes as usize)];
-        let mut left = entry.bytes as usize;
+        if range.end > entry.elements() {
+            return Err(self.bad(name, format!("has {} elements, not {}", entry.elements(), range.end)));
+        }
+        let size = entry.dtype.size();
+        file.seek(SeekFrom::Start(entry.begin + (range.start * size) as u64)).map_err(failed)?;
+        let mut left = range.len() * size;
+        let mut buffer = vec![0; CHUNK.min(left)];
         while left > 0 {
             let piece = &mut buffer[..left.min(CHUNK)];
             file.read_exact(piece).map_err(failed)?;
@@ -253,7 +305,9 @@ fn parse_header(path: &Path, header: &[u8], data: u64, file_len: u64) -> Result<
     for (name, RawEntry { dtype, shape, data_offsets: [begin, end] }) in raw.entries {
         let wrong = |reason: String| bad(path, Some(&name), reason);
         let Some(dtype) = FileType::parse(&dtype) else {
-            return Err(wrong(format!("type {dtype} is not supported, only F32, F16, BF16 and I64")));
+            return Err(wrong(format!(
+                "type {dtype} is not supported, only F32, F16, BF16, F8_E4M3 and I64"
+            )));
         };
         let shape = shape.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<Vec<_>>>();
         let bytes = shape.as_ref().and_then(|shape| {
@@ -275,7 +329,7 @@ fn parse_header(path: &Path, header: &[u8], data: u64, file_len: u64) -> Result<
             return Err(wrong(reason));
         }
         ranges.push((begin, end, name.clone()));
-        entries.insert(name, Entry { dtype, shape, begin: data + begin, bytes: bytes as u64 });
+        entries.insert(name, Entry { dtype, shape, begin: data + begin });
     }
     ranges.sort_unstable();
     let mut covered = 0;

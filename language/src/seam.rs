@@ -62,14 +62,48 @@ pub struct Config {
     pub tie_word_embeddings: bool,
     /// The part that sees; `None` for a model of text alone.
     pub vision: Option<Arc<dyn Vision>>,
+    /// Rows and columns of the blocks that have a scale each, of a checkpoint with FP8 matrices.
+    pub fp8_block: Option<[usize; 2]>,
+}
+
+/// A matrix of the experts of a layer; the tensor has all experts', [experts, rows, columns].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertPart {
+    /// Before the activation.
+    Gate,
+    /// Multiplied by the activated gate.
+    Up,
+    /// Back to the hidden width.
+    Down,
+}
+
+impl ExpertPart {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
+
+    /// The name of its linear map.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gate => "gate_proj",
+            Self::Up => "up_proj",
+            Self::Down => "down_proj",
+        }
+    }
+
+    /// Of a tensor's name, if it is experts': what stands before the linear map's name, and the part.
+    pub fn of(name: &str) -> Option<(&str, Self)> {
+        let (before, part) = name.strip_suffix(".weight")?.rsplit_once('.')?;
+        let prefix = name.get(..before.len() + 1).filter(|_| before.ends_with(".mlp.experts"))?;
+        Some((prefix, Self::ALL.into_iter().find(|one| one.name() == part)?))
+    }
 }
 
 /// The output projection's name, where it is not the embedding.
 pub const LM_HEAD: &str = "lm_head.weight";
 /// The beginning of the names of the tensors of the part that sees.
 pub const VISION: &str = "model.visual.";
-/// Tensors of a decoder layer.
-const PER_LAYER: usize = 11;
+/// Tensors of a decoder layer with a dense MLP, and with experts.
+const PER_LAYER: [usize; 2] = [11, 12];
 
 /// If the configuration has this many tensors more than the files, the missing ones are not listed.
 pub const MANY: usize = 10_000;
@@ -95,7 +129,8 @@ impl Config {
         if self.tie_word_embeddings { self.embedding() } else { LM_HEAD.to_owned() }
     }
 
-    /// The names and shapes of the tensors that a model of this configuration has in its files.
+    /// The names and shapes of the tensors of a model of this configuration. Experts' matrices are a tensor for each [`ExpertPart`],
+    /// whatever the layout of the files.
     pub fn tensors(&self) -> BTreeMap<String, Vec<usize>> {
         let mut tensors = self.vision.as_ref().map_or_else(BTreeMap::new, |vision| vision.tensors());
         let text = &self.text;
@@ -117,9 +152,36 @@ impl Config {
             add("self_attn.q_norm", &[head]);
             add("self_attn.k_norm", &[head]);
             add("post_attention_layernorm", &[hidden]);
-            add("mlp.gate_proj", &[mlp, hidden]);
-            add("mlp.up_proj", &[mlp, hidden]);
-            add("mlp.down_proj", &[hidden, mlp]);
+            let Some(experts) = text.experts_of(layer) else {
+                add("mlp.gate_proj", &[mlp, hidden]);
+                add("mlp.up_proj", &[mlp, hidden]);
+                add("mlp.down_proj", &[hidden, mlp]);
+                continue;
+            };
+            add("mlp.gate", &[experts.count, hidden]);
+            add("mlp.experts.gate_proj", &[experts.count, experts.width, hidden]);
+            add("mlp.experts.up_proj", &[experts.count, experts.width, hidden]);
+            add("mlp.experts.down_proj", &[experts.count, hidden, experts.width]);
+        }
+        tensors
+    }
+
+    /// The names and shapes of the tensors in a directory as published: experts' matrices are two stacks a layer, each matrix transposed.
+    pub fn published_tensors(&self) -> BTreeMap<String, Vec<usize>> {
+        let mut tensors = BTreeMap::new();
+        for (name, shape) in self.tensors() {
+            match ExpertPart::of(&name) {
+                None => drop(tensors.insert(name, shape)),
+                Some((_, ExpertPart::Gate)) => {} // with the ups
+                Some((prefix, ExpertPart::Up)) => {
+                    let [experts, inner, hidden] = [shape[0], shape[1], shape[2]];
+                    tensors.insert(format!("{prefix}gate_up_proj"), vec![experts, hidden, 2 * inner]);
+                }
+                Some((prefix, ExpertPart::Down)) => {
+                    let [experts, hidden, inner] = [shape[0], shape[1], shape[2]];
+                    tensors.insert(format!("{prefix}down_proj"), vec![experts, inner, hidden]);
+                }
+            }
         }
         tensors
     }
@@ -128,7 +190,9 @@ impl Config {
     pub fn tensor_count(&self) -> usize {
         let outside = 2 + usize::from(!self.tie_word_embeddings);
         let vision = self.vision.as_ref().map_or(0, |vision| vision.tensor_count());
-        outside + PER_LAYER * self.text.num_hidden_layers + vision
+        let layers = self.text.num_hidden_layers;
+        let sparse = self.text.experts.as_ref().map_or(0, |experts| experts.sparse_layers(layers));
+        outside + PER_LAYER[0] * (layers - sparse) + PER_LAYER[1] * sparse + vision
     }
 
     /// The number of tensors, if it is too far above the `held` tensors of the files to list the missing ones.

@@ -7,13 +7,12 @@ use super::media::VisionOutput;
 use super::placement::{Placement, SplitMode};
 use super::rope::{RopeTables, text_rope};
 use super::rows::{self, Cut};
-use super::seam::Config;
-use super::seam::Progress;
+use super::seam::{Config, ExpertPart, Progress};
 use super::weights::Weights;
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::memory::{self, Link, Way};
 use pascaline::nn::{
-    AllReduce, Attention, Cache, Embedding, KvCache, KvPages, Linear, Mlp, Norm, RmsNorm, Rope,
+    AllReduce, Attention, Cache, Embedding, Experts, KvCache, KvPages, Linear, Mlp, Norm, RmsNorm, Rope,
     TransformerBlock,
 };
 use pascaline::ops::{self, Activation};
@@ -447,8 +446,19 @@ fn block(
     };
     let qkv = linear(&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], rows)?;
     let out = linear(&["self_attn.o_proj"], columns)?;
-    let gate_up = linear(&["mlp.gate_proj", "mlp.up_proj"], rows)?;
-    let mlp = Mlp::new(gate_up, Activation::SwiGlu, linear(&["mlp.down_proj"], columns)?)?;
+    let mlp = match text.experts_of(layer) {
+        None => {
+            let gate_up = linear(&["mlp.gate_proj", "mlp.up_proj"], rows)?;
+            Mlp::new(gate_up, Activation::SwiGlu, linear(&["mlp.down_proj"], columns)?)?
+        }
+        Some(experts) => {
+            let router = weights.vector(&name("mlp.gate"))?; // in f32, whatever matrices are stored in
+            let [gate, up, down] = ExpertPart::ALL.map(|part| name(&format!("mlp.experts.{}", part.name())));
+            let mut matrix = |name| weights.weight(&[name]);
+            let all = Experts::new(router, matrix(gate)?, matrix(up)?, matrix(down)?, experts.per_token)?;
+            if experts.normalized { all } else { all.unnormalized() }.into()
+        }
+    };
     let mut norm = |part: &str| RmsNorm::new(weights.vector(&name(part))?, text.rms_norm_eps);
     let norms = Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?));
     let heads = [text.num_attention_heads / of, text.num_key_value_heads / of, text.head_dim];

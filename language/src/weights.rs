@@ -2,18 +2,18 @@
 
 use super::adapter::Adapter;
 use super::gguf_model::Tensors;
-use super::json::{self, MAX_CONFIG, bad};
+use super::json::bad;
 use super::options::{LoadOptions, Matrices, Storage};
+use super::published::{Number, Published, matrix};
 use super::rows::{self, Cut};
-use super::safetensors::{FileType, SafeTensors};
-use super::seam::{self, Config};
+use super::seam::{self, Config, ExpertPart};
 use half::f16;
 use pascaline::nn::Matrix;
 use pascaline::quant::{DeviceStorage, Format, GgmlType, QuantTensor};
-use pascaline::{DType, Device, Error, Result, Tensor};
-use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use pascaline::{DType, Device, Error, Result, Tensor, ops};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A checkpoint's tensors, checked: none missing, none unknown, all of the right shape.
@@ -102,48 +102,7 @@ impl Weights {
     /// [`Error::Checkpoint`] with the file and the tensor.
     pub fn open(dir: &Path, config: &Config, dtype: DType, device: &Device) -> Result<Self> {
         check_dtype(dtype)?;
-        let files = open_files(dir)?;
-        let held = files.iter().map(|file| file.entries().len()).sum();
-        if let Some(count) = config.far_more_than(held) {
-            let reason = format!("the configuration has {count} tensors, the files only {held}");
-            return Err(bad(&dir.join("config.json"), Some("num_hidden_layers or depth"), reason));
-        }
-        let mut expected = config.tensors();
-        let mut index: BTreeMap<String, usize> = BTreeMap::new();
-        for (number, file) in files.iter().enumerate() {
-            for (name, entry) in file.entries() {
-                let wrong = |reason: String| bad(file.path(), Some(name), reason);
-                let Some(shape) = expected.remove(name) else {
-                    return Err(match index.get(name) {
-                        Some(&other) => {
-                            let other: &SafeTensors = &files[other];
-                            wrong(format!("is in {} too", other.path().display()))
-                        }
-                        None => wrong("is not a tensor of this model".into()),
-                    });
-                };
-                if entry.shape != shape {
-                    return Err(wrong(format!(
-                        "has shape {:?}, the configuration says {shape:?}",
-                        entry.shape
-                    )));
-                }
-                if entry.dtype == FileType::I64 {
-                    return Err(wrong("holds integers".into()));
-                }
-                index.insert(name.clone(), number);
-            }
-        }
-        match expected.keys().next() {
-            None => Ok(Self::new(Source::SafeTensors(files, index), dtype, device)),
-            Some(name) => {
-                let others = match expected.len() - 1 {
-                    0 => String::new(),
-                    others => format!(", and {others} more"),
-                };
-                Err(bad(dir, Some(name), format!("is in no file of the checkpoint{others}")))
-            }
-        }
+        Ok(Self::new(Source::Published(Published::open(dir, config)?), dtype, device))
     }
 
     /// Loads all further tensors onto this device.
@@ -244,6 +203,11 @@ impl Weights {
         if let Source::Planned(_) = self.source {
             return self.cut_planned(names, cut);
         }
+        if cut == Cut::Whole && self.in_pieces(names)? {
+            let storage = self.format.map_or(Storage::Float(self.dtype), Storage::Quantized);
+            let base = self.read_pieces(names, storage)?;
+            return if self.format.is_some() { self.with_change(base, names, cut) } else { Ok(base) };
+        }
         if let Some(format) = self.format {
             return self.requantized(names, cut, format);
         }
@@ -277,10 +241,16 @@ impl Weights {
     /// As [`cut`](Self::cut), without values.
     fn cut_planned(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
         let mut runs: Vec<(Storage, [usize; 2])> = Vec::new();
+        if let [name] = names
+            && ExpertPart::of(name.as_ref()).is_some()
+            && !matches!(self.source.storage(name.as_ref()), Storage::Stored(_))
+        {
+            return self.read_pieces(names, self.source.storage(name.as_ref()));
+        }
         for name in names.iter().map(AsRef::as_ref) {
             let (source, own) = self.take(name)?;
             let storage = source.storage(name);
-            let [rows, columns] = cut.ranges([own[0], own[1..].iter().product()]).map(|range| range.len());
+            let [rows, columns] = cut.ranges(matrix(&own)).map(|range| range.len());
             match runs.last_mut() {
                 Some((same, shape)) if *same == storage => shape[0] += rows,
                 _ => runs.push((storage, [rows, columns])),
@@ -306,6 +276,63 @@ impl Weights {
         self.held = Held { reads: self.held.reads, ..Held::default() };
     }
 
+    /// Whether tensors of a directory are read some rows at a time: experts' and those in FP8, unless an adapter is merged.
+    fn in_pieces(&self, names: &[impl AsRef<str>]) -> Result<bool> {
+        let Source::Published(published) = &self.source else { return Ok(false) };
+        let mut any = false;
+        for name in names.iter().map(AsRef::as_ref) {
+            if self.format.is_none() && self.is_adapted(name) {
+                return Ok(false);
+            }
+            any |= published.is_in_pieces(name)?;
+        }
+        Ok(any)
+    }
+
+    /// Matrices of equal width as one, their rows concatenated, read some rows at a time.
+    fn read_pieces(&mut self, names: &[impl AsRef<str>], storage: Storage) -> Result<Matrix> {
+        let mut shape = [0; 2];
+        for name in names.iter().map(AsRef::as_ref) {
+            let [rows, columns] = matrix(&self.take(name)?.1);
+            shape = [shape[0] + rows, columns];
+        }
+        let mut base: Matrix = match storage {
+            Storage::Float(dtype) => Tensor::uninitialized(shape, dtype, &self.device)?.into(),
+            Storage::Stored(format) | Storage::Quantized(format) => {
+                QuantTensor::uninitialized(format, shape.into(), &self.device)?.into()
+            }
+        };
+        let mut to = 0;
+        for name in names.iter().map(AsRef::as_ref) {
+            let [rows, columns] = matrix(self.source.shape(name)?);
+            let step = self.source.piece_rows(name)?.max(1);
+            for start in (0..rows).step_by(step) {
+                let (range, len) = (start..rows.min(start + step), step.min(rows - start));
+                match &mut base {
+                    Matrix::Quantized(base) => {
+                        base.write_rows(to, &self.source.rows::<f32>(name, range)?)?;
+                    }
+                    Matrix::Plain(base) => {
+                        let piece = match base.dtype() {
+                            DType::F16 => {
+                                let values = self.source.rows::<f16>(name, range)?;
+                                Tensor::from_slice(&values, [len, columns], &self.device)?
+                            }
+                            _ => {
+                                let values = self.source.rows::<f32>(name, range)?;
+                                Tensor::from_slice(&values, [len, columns], &self.device)?
+                            }
+                        };
+                        ops::copy_into(base.view_mut()?.narrow(0, to, len)?, &piece)?;
+                    }
+                    Matrix::Stacked(_) | Matrix::Adapted(_) => {} // neither is made above
+                }
+                to += len;
+            }
+        }
+        Ok(base)
+    }
+
     fn requantized(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
         let (values, shape) = self.read(names, cut, Source::read_f32)?;
         let base = QuantTensor::from_f32(&values, shape, format, &self.device)?;
@@ -317,7 +344,7 @@ impl Weights {
         let Some(adapter) = &self.adapter else { return Ok(base) };
         let ranges = |name: &str| {
             let shape = self.source.shape(name)?;
-            Ok(cut.ranges([shape[0], shape[1..].iter().product()]))
+            Ok(cut.ranges(matrix(shape)))
         };
         let ranges = names.iter().map(|name| ranges(name.as_ref())).collect::<Result<Vec<_>>>()?;
         let Some([a, b]) = adapter.stacked(names, &ranges) else { return Ok(base) };
@@ -330,10 +357,10 @@ impl Weights {
         let (mut sizes, mut shape, mut cuts) = (Vec::new(), [0; 2], Vec::new());
         for name in names.iter().map(AsRef::as_ref) {
             let (source, own) = self.take(name)?;
-            let [rows, columns] = cut.ranges([own[0], own[1..].iter().product()]);
+            let [rows, columns] = cut.ranges(matrix(&own));
             shape = [shape[0] + rows.len(), columns.len()];
             let in_row = source.bytes_of(name, columns.start)?..source.bytes_of(name, columns.end)?;
-            let row = source.bytes_of(name, own[1..].iter().product())?;
+            let row = source.bytes_of(name, matrix(&own)[1])?;
             sizes.push(source.bytes(name)?);
             cuts.push((row, [rows, in_row]));
         }
@@ -418,8 +445,7 @@ impl Weights {
         let (mut values, mut shape) = (Vec::new(), [0; 2]);
         for name in names.iter().map(AsRef::as_ref) {
             let (_, own) = self.take(name)?;
-            // A convolution's kernel becomes a matrix with one row per output channel.
-            let own = [own[0], own[1..].iter().product()];
+            let own = matrix(&own);
             let ranges = cut.ranges(own);
             shape = [shape[0] + ranges[0].len(), ranges[1].len()];
             if cut != Cut::Whole {
@@ -523,8 +549,7 @@ fn check_dtype(dtype: DType) -> Result<()> {
 
 /// The files that tensors are read from, checked, by published names.
 enum Source {
-    /// With the file of each name.
-    SafeTensors(Vec<SafeTensors>, BTreeMap<String, usize>),
+    Published(Published),
     Gguf(Tensors),
     /// Shapes, and how matrices are stored.
     Planned(BTreeMap<String, (Vec<usize>, Storage)>),
@@ -537,13 +562,13 @@ impl Source {
             Self::Planned(tensors) => {
                 tensors.get(name).map_or(Storage::Float(DType::F32), |(_, storage)| *storage)
             }
-            Self::SafeTensors(..) | Self::Gguf(_) => Storage::Float(DType::F32),
+            Self::Published(_) | Self::Gguf(_) => Storage::Float(DType::F32),
         }
     }
 
     fn names(&self) -> Box<dyn Iterator<Item = &String> + '_> {
         match self {
-            Self::SafeTensors(_, index) => Box::new(index.keys()),
+            Self::Published(published) => Box::new(published.names()),
             Self::Gguf(tensors) => Box::new(tensors.names()),
             Self::Planned(tensors) => Box::new(tensors.keys()),
         }
@@ -551,14 +576,7 @@ impl Source {
 
     fn shape(&self, name: &str) -> Result<&[usize]> {
         match self {
-            Self::SafeTensors(files, index) => {
-                let missing = || {
-                    let folder = files.first().and_then(|file| file.path().parent()).unwrap_or(Path::new(""));
-                    bad(folder, Some(name), "is not a tensor of this model")
-                };
-                let entry = index.get(name).and_then(|&file| files[file].entries().get(name));
-                entry.map(|entry| entry.shape.as_slice()).ok_or_else(missing)
-            }
+            Self::Published(published) => published.shape(name),
             Self::Gguf(tensors) => tensors.shape(name),
             Self::Planned(tensors) => {
                 let missing = || bad(Path::new(""), Some(name), "is not a tensor of this model");
@@ -570,7 +588,7 @@ impl Source {
     /// How a tensor of a GGUF file is stored.
     fn ty(&self, name: &str) -> Result<Option<GgmlType>> {
         match self {
-            Self::SafeTensors(..) | Self::Planned(_) => Ok(None),
+            Self::Published(_) | Self::Planned(_) => Ok(None),
             Self::Gguf(tensors) => tensors.ty(name).map(Some),
         }
     }
@@ -578,7 +596,7 @@ impl Source {
     /// The bytes of a GGUF file's tensor; safetensors have no blocks.
     fn bytes(&self, name: &str) -> Result<usize> {
         match self {
-            Self::SafeTensors(..) | Self::Planned(_) => Ok(0),
+            Self::Published(_) | Self::Planned(_) => Ok(0),
             Self::Gguf(tensors) => Ok(tensors.ty(name)?.bytes(tensors.shape(name)?.iter().product())),
         }
     }
@@ -586,7 +604,7 @@ impl Source {
     /// The bytes of `values` values of a GGUF file's tensor; whole blocks only.
     fn bytes_of(&self, name: &str, values: usize) -> Result<usize> {
         match self {
-            Self::SafeTensors(..) | Self::Planned(_) => Ok(0),
+            Self::Published(_) | Self::Planned(_) => Ok(0),
             Self::Gguf(tensors) => Ok(tensors.ty(name)?.bytes(values)),
         }
     }
@@ -594,14 +612,34 @@ impl Source {
     /// Reads a tensor's blocks; `bytes` must have [`bytes`](Self::bytes) elements.
     fn read_blocks(&self, name: &str, bytes: &mut [u8]) -> Result<()> {
         match self {
-            Self::SafeTensors(..) | Self::Planned(_) => Ok(()),
+            Self::Published(_) | Self::Planned(_) => Ok(()),
             Self::Gguf(tensors) => tensors.read_bytes(name, bytes),
+        }
+    }
+
+    /// The rows of a matrix that are read at a time.
+    fn piece_rows(&self, name: &str) -> Result<usize> {
+        match self {
+            Self::Published(published) => published.piece_rows(name),
+            Self::Gguf(_) | Self::Planned(_) => {
+                Ok(self.shape(name)?.iter().rev().nth(1).copied().unwrap_or(1))
+            }
+        }
+    }
+
+    /// Some rows of a matrix of a directory; zeros of a planned one.
+    fn rows<T: Number>(&self, name: &str, rows: Range<usize>) -> Result<Vec<T>> {
+        match self {
+            Self::Published(published) => published.rows(name, rows),
+            Self::Gguf(_) | Self::Planned(_) => {
+                Ok(vec![T::default(); rows.len() * matrix(self.shape(name)?)[1]])
+            }
         }
     }
 
     fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
         match self {
-            Self::SafeTensors(files, index) => files[index.get(name).copied().unwrap_or(0)].read_f32(name),
+            Self::Published(published) => published.all(name),
             Self::Gguf(tensors) => tensors.read_f32(name),
             Self::Planned(_) => Ok(Vec::new()),
         }
@@ -609,50 +647,9 @@ impl Source {
 
     fn read_f16(&self, name: &str) -> Result<Vec<f16>> {
         match self {
-            Self::SafeTensors(files, index) => files[index.get(name).copied().unwrap_or(0)].read_f16(name),
+            Self::Published(published) => published.all(name),
             Self::Gguf(tensors) => tensors.read_f16(name),
             Self::Planned(_) => Ok(Vec::new()),
         }
-    }
-}
-
-/// `model.safetensors`, or the files that `model.safetensors.index.json` names.
-fn open_files(dir: &Path) -> Result<Vec<SafeTensors>> {
-    let index_path = dir.join("model.safetensors.index.json");
-    if !index_path.exists() {
-        return Ok(vec![SafeTensors::open(dir.join("model.safetensors"))?]);
-    }
-    let index = json::read_object(&index_path, MAX_CONFIG)?;
-    let Some(Value::Object(map)) = index.get("weight_map") else {
-        return Err(bad(&index_path, Some("weight_map"), "missing or not an object"));
-    };
-    let mut names = BTreeSet::new();
-    for (tensor, file) in map {
-        let plain = file.as_str().filter(|name| {
-            let path = Path::new(name);
-            path.file_name().is_some_and(|file| file == *name) && path.parent() == Some(Path::new(""))
-        });
-        match plain {
-            Some(name) => names.insert(name),
-            None => return Err(bad(&index_path, Some(tensor), format!("{file} is not a file name"))),
-        };
-    }
-    let files: Vec<_> =
-        names.iter().map(|name| SafeTensors::open(PathBuf::from(dir).join(name))).collect::<Result<_>>()?;
-    for (name, file) in names.iter().zip(&files) {
-        for tensor in file.entries().keys() {
-            if map.get(tensor).and_then(Value::as_str) != Some(name) {
-                return Err(bad(
-                    &index_path,
-                    Some(tensor),
-                    format!("is in {name}, the index says otherwise"),
-                ));
-            }
-        }
-    }
-    let held: BTreeSet<_> = files.iter().flat_map(|file| file.entries().keys()).collect();
-    match map.iter().find(|(tensor, _)| !held.contains(tensor)) {
-        None => Ok(files),
-        Some((tensor, file)) => Err(bad(&index_path, Some(tensor), format!("is not in {file}"))),
     }
 }

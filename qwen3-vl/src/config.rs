@@ -8,7 +8,7 @@ use language::json::{self, Fields, MAX_CONFIG, MAX_DIMENSION};
 use pascaline::Result;
 use std::path::Path;
 
-pub use language::config::{GenerationConfig, TextConfig};
+pub use language::config::{ExpertsConfig, GenerationConfig, TextConfig};
 pub use language::seam::Config;
 
 /// Reads and checks `config.json` in `dir`.
@@ -186,6 +186,7 @@ pub(crate) fn text_config(
     text: Fields,
     rope_theta: f64,
     sections: Option<(Fields, [usize; 3])>,
+    experts: Option<ExpertsConfig>,
 ) -> Result<TextConfig> {
     only(text, "hidden_act", "silu")?;
     if text.bool("attention_bias")? == Some(true) {
@@ -199,6 +200,7 @@ pub(crate) fn text_config(
     let config = TextConfig {
         hidden_size,
         intermediate_size: dimension(text, "intermediate_size")?,
+        experts,
         num_hidden_layers: dimension(text, "num_hidden_layers")?,
         num_attention_heads,
         num_key_value_heads,
@@ -213,6 +215,19 @@ pub(crate) fn text_config(
     let rope = sections.map_or(text, |(rope, _)| rope);
     config.check(&|name, reason| if name == "mrope_section" { rope } else { text }.bad(name, reason))?;
     Ok(config)
+}
+
+/// The experts of a mixture's decoder. transformers has two names for their number.
+pub(crate) fn experts_config(text: Fields, normalized: bool) -> Result<ExpertsConfig> {
+    let count = if text.u64("num_experts")?.is_some() { "num_experts" } else { "num_local_experts" };
+    Ok(ExpertsConfig {
+        count: dimension(text, count)?,
+        per_token: dimension(text, "num_experts_per_tok")?,
+        width: dimension(text, "moe_intermediate_size")?,
+        normalized,
+        step: dimension_or(text, "decoder_sparse_step", 1)?,
+        dense_layers: text.sizes("mlp_only_layers")?.unwrap_or_default(),
+    })
 }
 
 fn vision_config(vision: Fields) -> Result<VisionConfig> {

@@ -1,6 +1,8 @@
 //! Qwen3-VL as a model of the language crate.
 
-use super::config::{Config, PreprocessorConfig, Seeing, VisionConfig, only, positive, text_config};
+use super::config::{
+    Config, PreprocessorConfig, Seeing, VisionConfig, experts_config, only, positive, text_config,
+};
 use super::gguf;
 use super::names;
 use super::pictures::Pictures;
@@ -13,17 +15,29 @@ use pascaline::{Device, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Qwen3-VL, dense: 2B, 4B, 8B, 32B.
+/// Qwen3-VL.
 #[derive(Debug)]
-pub struct Qwen3VlFamily;
+pub struct Qwen3VlFamily {
+    model_type: &'static str,
+    architecture: &'static str,
+    has_experts: bool,
+}
+
+/// Dense: 2B, 4B, 8B, 32B.
+pub static DENSE: Qwen3VlFamily =
+    Qwen3VlFamily { model_type: "qwen3_vl", architecture: "qwen3vl", has_experts: false };
+
+/// Mixtures of experts: 30B-A3B, 235B-A22B.
+pub static MIXTURE: Qwen3VlFamily =
+    Qwen3VlFamily { model_type: "qwen3_vl_moe", architecture: "qwen3vlmoe", has_experts: true };
 
 impl Model for Qwen3VlFamily {
     fn model_type(&self) -> &'static str {
-        "qwen3_vl"
+        self.model_type
     }
 
     fn architecture(&self) -> &'static str {
-        "qwen3vl"
+        self.architecture
     }
 
     fn prefix(&self) -> &'static str {
@@ -54,9 +68,10 @@ impl Model for Qwen3VlFamily {
         let Ok(sections) = <[usize; 3]>::try_from(sections) else {
             return Err(rope.bad("mrope_section", "needs three numbers: time, height, width"));
         };
-        let text = text_config(text, theta, Some((rope, sections)))?;
+        let experts = self.has_experts.then(|| experts_config(text, true)).transpose()?;
+        let text = text_config(text, theta, Some((rope, sections)), experts)?;
         let vision = Seeing::read(top, &text)?;
-        Ok(Config { model: self, text, tie_word_embeddings, vision: Some(Arc::new(vision)) })
+        Ok(Config { model: self, text, tie_word_embeddings, vision: Some(Arc::new(vision)), fp8_block: None })
     }
 
     fn gguf_config(&'static self, text: &Gguf, vision: Option<&Gguf>) -> Result<Config> {
@@ -64,17 +79,23 @@ impl Model for Qwen3VlFamily {
         let missing = || bad(text.path(), Some("mmproj"), "the model has no vision file");
         let file = vision.ok_or_else(missing)?;
         gguf::check_vision(file)?;
-        let config = gguf::text_config(text, self.architecture(), |_| gguf::sections(metadata))?;
-        let seeing = gguf::seeing(text, file, &config)?;
-        let tie_word_embeddings = text.tensor("output.weight").is_none();
         let config =
-            Config { model: self, text: config, tie_word_embeddings, vision: Some(Arc::new(seeing)) };
+            gguf::text_config(text, self.architecture, |_| gguf::sections(metadata, self.architecture))?;
+        let seeing = gguf::seeing(text, file, &config, self.architecture)?;
+        let tie_word_embeddings = text.tensor("output.weight").is_none();
+        let config = Config {
+            model: self,
+            text: config,
+            tie_word_embeddings,
+            vision: Some(Arc::new(seeing)),
+            fp8_block: None,
+        };
         gguf::refuse_missing(&config, text, vision)?;
         Ok(config)
     }
 
     fn vision_file(&self, text: &Gguf) -> Result<Option<Gguf>> {
-        gguf::vision_file(text).map(Some)
+        gguf::vision_file(text, self.architecture).map(Some)
     }
 
     fn gguf_keys(&self, config: &Config) -> Vec<(&'static str, Field)> {

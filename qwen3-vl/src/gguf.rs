@@ -29,8 +29,8 @@ pub(crate) fn check_vision(vision: &Gguf) -> Result<()> {
 }
 
 /// How many rotary frequencies belong to time, height and width.
-pub(crate) fn sections(metadata: &Metadata) -> Result<[usize; 3]> {
-    let sections = "qwen3vl.rope.dimension_sections";
+pub(crate) fn sections(metadata: &Metadata, architecture: &str) -> Result<[usize; 3]> {
+    let sections = &format!("{architecture}.rope.dimension_sections");
     let found = metadata.required(sections, metadata.unsigneds(sections)?)?;
     let &[time, height, width, 0] = &found[..] else {
         let reason = format!("{found:?} are not four numbers for time, height, width and nothing");
@@ -40,7 +40,7 @@ pub(crate) fn sections(metadata: &Metadata) -> Result<[usize; 3]> {
 }
 
 /// The part that sees, of a model whose decoder has these sizes.
-pub(crate) fn seeing(text: &Gguf, vision: &Gguf, config: &TextConfig) -> Result<Seeing> {
+pub(crate) fn seeing(text: &Gguf, vision: &Gguf, config: &TextConfig, architecture: &str) -> Result<Seeing> {
     check_vision(vision)?;
     let metadata = text.metadata();
     let special = |spelling: &str| {
@@ -55,7 +55,7 @@ pub(crate) fn seeing(text: &Gguf, vision: &Gguf, config: &TextConfig) -> Result<
         vision_end_token_id: special("<|vision_end|>")?,
     };
     let deepstack = seeing.tower.deepstack_visual_indexes.len();
-    let key = "qwen3vl.n_deepstack_layers";
+    let key = &format!("{architecture}.n_deepstack_layers");
     if metadata.unsigned(key)?.is_some_and(|layers| layers != deepstack as u64) {
         let reason = format!("is not the {deepstack} of {}", vision.path().display());
         return Err(metadata.bad(key, reason));
@@ -186,7 +186,7 @@ const PREFERRED: [GgmlType; 4] = [GgmlType::F16, GgmlType::BF16, GgmlType::Q8_0,
 ///
 /// # Errors
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) if there is none or more than one, or the only one is damaged.
-pub(crate) fn vision_file(text: &Gguf) -> Result<Gguf> {
+pub(crate) fn vision_file(text: &Gguf, architecture: &str) -> Result<Gguf> {
     let path = text.path();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let unreadable = |error: std::io::Error| bad(folder, None, error.to_string());
@@ -200,7 +200,7 @@ pub(crate) fn vision_file(text: &Gguf) -> Result<Gguf> {
     }
     candidates.sort();
     let missing = |reason: String| bad(path, Some("mmproj"), reason);
-    let width = text.metadata().unsigned("qwen3vl.embedding_length")?;
+    let width = text.metadata().unsigned(&format!("{architecture}.embedding_length"))?;
     let open = |file: &PathBuf| -> Result<Gguf> {
         let vision = Gguf::open(file)?;
         check_vision(&vision)?;

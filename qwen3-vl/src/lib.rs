@@ -1,6 +1,6 @@
-//! Qwen3-VL, pictures and text in, text out; and Qwen3, of text alone.
+//! Qwen3-VL, pictures and text in, text out; and Qwen3, of text alone; each dense and with a mixture of experts.
 //!
-//! The computation is that of transformers' `qwen3_vl` and `qwen3`; every number of a model comes from its own files.
+//! The computation is that of transformers' `qwen3_vl`, `qwen3_vl_moe`, `qwen3` and `qwen3_moe`; every number of a model comes from its own files.
 //!
 //! Everything that any decoder model needs is in `pascaline-language`, which this crate re-exports: files, tokens, memory, generation, many
 //! requests at once. Here is what is a model's own: `family` and `qwen3` say how configurations read, `names` has the tensors of the
@@ -23,14 +23,15 @@ pub use language::hub;
 pub use language::{
     ControlTokens, LanguageModel, LoadOptions, Matrices, Options, Output, Placement, Processor, Prompt,
     Sampling, Session, SplitMode, Statistics, StopReason, VisionPlace, Visual, adapter, batch, cases,
-    checkpoint, estimate, files, fit, footprint, generate, json, model, options, placement, rows,
+    checkpoint, estimate, files, fit, footprint, generate, json, model, options, placement, reasoning, rows,
     safetensors, sampling, seam, split, stream, text, tokenizer, validate, weights,
 };
 pub use load::{Checkpoint, Qwen3Vl, processor};
 pub use pictures::{Pictures, Spellings, pictures};
 
 /// The models that this crate has.
-pub const MODELS: language::seam::Models = &[&family::Qwen3VlFamily, &qwen3::Qwen3Family];
+pub const MODELS: language::seam::Models =
+    &[&family::DENSE, &qwen3::DENSE, &family::MIXTURE, &qwen3::MIXTURE];
 
 /// Messages → prompt text.
 pub mod chat {

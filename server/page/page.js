@@ -247,10 +247,14 @@ async function answer() {
   say("The answer is on its way.");
   const begin = performance.now();
   let [first, last, tokens, reason, frame, failure] = [0, 0, 0, null, 0, null];
+  let thought = "";
+  const thinking = element("div", {});
+  const folded = element("details", { className: "thought" }, element("summary", {}, "Thought"), thinking);
   const draw = () => {
     frame = 0;
     const follow = atBottom();
-    shown.replaceChildren(render(turn.text));
+    if (thought) thinking.replaceChildren(render(thought));
+    shown.replaceChildren(...(thought ? [folded] : []), render(turn.text));
     tools.textContent = rate();
     if (follow) toBottom();
   };
@@ -268,8 +272,10 @@ async function answer() {
       reason = choice.finish_reason ?? reason;
       last = performance.now();
       first ||= last;
-      if (!choice.delta.content) continue;
-      turn.text += choice.delta.content;
+      const { content, reasoning_content: reasoning } = choice.delta;
+      if (!content && !reasoning) continue;
+      thought += reasoning ?? "";
+      turn.text += content ?? "";
       tokens += 1;
       frame ||= requestAnimationFrame(draw);
     }

@@ -1,6 +1,7 @@
 //! The events of one request's answers, streamed or collected.
 
 use super::app::App;
+use super::calls::{Call, Delta, Reader};
 use super::error::ApiError;
 use super::worker::{Event, Usage};
 use qwen3_vl::StopReason;
@@ -15,19 +16,31 @@ pub(crate) struct Answers {
     app: Arc<App>,
     /// `None`: the answer is complete.
     receivers: Vec<Option<UnboundedReceiver<Event>>>,
+    /// What tells each answer's text apart, and its tokens inside a thought.
+    readers: Vec<(Reader, usize)>,
 }
 
 /// A part of one of the answers.
 pub(crate) enum Part {
-    /// A token and its text.
-    Token { id: u32, text: String, logprobs: Option<Logprobs> },
+    /// A token, and what its text adds.
+    Token { id: u32, deltas: Vec<Delta>, logprobs: Option<Logprobs> },
     /// The end.
-    Done { rest: String, reason: StopReason, usage: Usage },
+    Done { deltas: Vec<Delta>, reason: StopReason, spent: Spent },
+}
+
+/// Token counts of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Spent {
+    pub usage: Usage,
+    /// Of the answer's tokens, those of its thought.
+    pub reasoning_tokens: usize,
 }
 
 impl Answers {
-    pub fn new(receivers: Vec<UnboundedReceiver<Event>>, app: &Arc<App>) -> Self {
-        Self { app: Arc::clone(app), receivers: receivers.into_iter().map(Some).collect() }
+    /// Each answer is read by a copy of `reader`.
+    pub fn new(receivers: Vec<UnboundedReceiver<Event>>, reader: &Reader, app: &Arc<App>) -> Self {
+        let readers = receivers.iter().map(|_| (reader.clone(), 0)).collect();
+        Self { app: Arc::clone(app), receivers: receivers.into_iter().map(Some).collect(), readers }
     }
 
     pub fn len(&self) -> usize {
@@ -49,10 +62,16 @@ impl Answers {
         })
         .await?;
         let part = match event {
-            Some(Event::Token { id, text, logprobs }) => Part::Token { id, text, logprobs },
+            Some(Event::Token { id, text, logprobs }) => {
+                let (reader, thought) = &mut self.readers[at];
+                *thought += usize::from(reader.is_in_thought());
+                Part::Token { id, deltas: reader.push(&text), logprobs }
+            }
             Some(Event::Done { rest, reason, usage }) => {
                 self.receivers[at] = None;
-                Part::Done { rest, reason, usage }
+                let (reader, reasoning_tokens) = &mut self.readers[at];
+                let spent = Spent { usage, reasoning_tokens: *reasoning_tokens };
+                Part::Done { deltas: reader.finish(&rest), reason, spent }
             }
             Some(Event::Failed(failure)) => return self.fail(failure.into()),
             None => return self.fail(ApiError::internal("the model's thread has ended")),
@@ -80,22 +99,31 @@ impl Drop for Answers {
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub text: String,
+    pub reasoning: String,
+    pub calls: Vec<Call>,
     /// Each token and its reported probability, if requested.
     pub tokens: Vec<(u32, Logprobs)>,
     pub reason: Option<StopReason>,
-    pub usage: Usage,
+    pub spent: Spent,
 }
 
 impl Answer {
     pub fn push(&mut self, part: Part) {
-        match part {
-            Part::Token { id, text, logprobs } => {
-                self.text += &text;
+        let deltas = match part {
+            Part::Token { id, deltas, logprobs } => {
                 self.tokens.extend(logprobs.map(|logprobs| (id, logprobs)));
+                deltas
             }
-            Part::Done { rest, reason, usage } => {
-                self.text += &rest;
-                (self.reason, self.usage) = (Some(reason), usage);
+            Part::Done { deltas, reason, spent } => {
+                (self.reason, self.spent) = (Some(reason), spent);
+                deltas
+            }
+        };
+        for delta in deltas {
+            match delta {
+                Delta::Text(text) => self.text += &text,
+                Delta::Reasoning(text) => self.reasoning += &text,
+                Delta::Call(call) => self.calls.push(call),
             }
         }
     }

@@ -3,18 +3,20 @@
 use super::account::{Account, Charge};
 use super::admission::Client;
 use super::error::{ApiError, json_response};
+use super::form::Form;
 use super::grammar::Grammars;
 use super::lanes::{self, Lanes};
 use super::limits::Limits;
 use super::prepare;
-use super::request::{Chat, Completion, Parsed, Tokenize};
+use super::reply::{Kind, Shape};
+use super::request::{Chat, Completion, Detokenize, Parsed, Tokenize};
 use super::visitors::{self, Visitors};
 use super::worker::{Health, Worker};
-use super::{json, page, reply, stream};
+use super::{anthropic, json, ollama, page, responses, state, stream};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -70,13 +72,19 @@ pub(crate) struct App {
     pub created: u64,
     /// The most bytes of text that can fit the context.
     pub longest_text: usize,
+    /// The most bytes of a token's text.
+    pub longest_token: usize,
 }
 
 impl App {
     pub fn new(worker: Arc<Worker>, config: Config, address: IpAddr) -> Self {
         let processor = &worker.model().processor;
         let ids = 0..processor.config.text.vocab_size as u32;
-        let longest_token = ids.map(|id| processor.tokenizer.token_bytes(id).len()).max().unwrap_or(1);
+        let bytes = |id| {
+            let control = processor.tokenizer.control(id).map_or(0, |spelling| spelling.len());
+            processor.tokenizer.token_bytes(id).len().max(control)
+        };
+        let longest_token = ids.map(bytes).max().unwrap_or(1);
         // normalisation to NFC shrinks text to no less than a third of its bytes
         let longest_text = config.limits.context.saturating_mul(3 * longest_token);
         let (account, lanes) = (Account::new(config.limits.memory), Arc::new(Lanes::new()));
@@ -84,7 +92,7 @@ impl App {
         let visitors = Visitors::new(address, api_key.is_some(), allowed_hosts, cors_origins);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (created, grammars) = (now.as_secs(), OnceLock::new());
-        Self { worker, config, account, lanes, visitors, grammars, created, longest_text }
+        Self { worker, config, account, lanes, visitors, grammars, created, longest_text, longest_token }
     }
 
     /// Built at the first use, which takes a moment.
@@ -94,7 +102,7 @@ impl App {
     }
 
     /// When the answer to a request that starts now must be complete.
-    fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Instant {
         Instant::now() + self.config.limits.time
     }
 
@@ -112,6 +120,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
         .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/props", get(state::props))
+        .route("/slots", get(state::slots))
+        .route("/v1/responses", post(responses::answer))
+        .route("/v1/messages", post(anthropic::answer))
+        .route("/v1/messages/count_tokens", post(anthropic::count))
+        .merge(ollama::routes())
         .route("/metrics", get(metrics))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&app), authorize));
     let all = open
@@ -145,7 +160,9 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         true => AllowOrigin::any(),
         false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
     };
-    let headers = [header::AUTHORIZATION, header::CONTENT_TYPE];
+    let own =
+        ["anthropic-beta", "anthropic-version", "x-api-key", "x-request-id"].map(HeaderName::from_static);
+    let headers: Vec<_> = [header::AUTHORIZATION, header::CONTENT_TYPE].into_iter().chain(own).collect();
     Some(
         CorsLayer::new()
             .allow_origin(allowed)
@@ -161,7 +178,12 @@ async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) ->
         let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
         let given = given.and_then(|value| value.split_at_checked("bearer ".len()));
         let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
-        if !given.is_some_and(|(_, given)| is_equal(given.trim_ascii(), key.as_bytes())) {
+        // Anthropic's clients send it bare
+        let bare = request
+            .headers()
+            .get("x-api-key")
+            .is_some_and(|given| is_equal(given.as_bytes(), key.as_bytes()));
+        if !bare && !given.is_some_and(|(_, given)| is_equal(given.trim_ascii(), key.as_bytes())) {
             return Err(ApiError::unauthorized());
         }
     }
@@ -249,11 +271,11 @@ async fn read(
 }
 
 /// Parses a body with `read`. The charge is then that of the result.
-async fn parsed<T: Parsed>(
+pub(crate) async fn parsed<T: Parsed>(
     app: &Arc<App>,
     request: Request,
     deadline: Instant,
-    read: impl FnOnce(&Value, &Config) -> Result<T> + Send + 'static,
+    read: impl FnOnce(Value, &Config) -> Result<T> + Send + 'static,
 ) -> Result<(T, Charge)> {
     let (body, mut charge) = body(app, request, deadline).await?;
     charge.grow(2 * body.len())?; // the texts and files that are made of its values, and the parser's own memory
@@ -261,36 +283,77 @@ async fn parsed<T: Parsed>(
     let work = lanes::run(&app.lanes, charge, move |_, charge| {
         let value = json::parse(&body, charge)?;
         drop(body);
-        read(&value, &same.config)
+        read(value, &same.config)
     });
     let (parsed, mut charge) = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
     charge.shrink_to(parsed.bytes());
     Ok((parsed, charge))
 }
 
+/// Prepares and queues a conversation, and answers it in the interface's form.
+async fn answer(
+    app: Arc<App>,
+    chat: Chat,
+    charge: Charge,
+    form: impl Form,
+    deadline: Instant,
+) -> Result<Response> {
+    let wish = chat.wish.clone();
+    let work = prepare::chat(&app, chat, charge);
+    let prepared = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
+    let answers = prepare::submit(&app, prepared, &wish)?;
+    stream::reply(app, answers, form, wish.stream, deadline).await
+}
+
 async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
-    let (Chat { messages, pictures, wish }, charge) = parsed(&app, request, deadline, Chat::read).await?;
-    let work = prepare::chat(&app, messages, pictures, &wish, charge);
-    let prepared = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
-    let shape = reply::Shape::new(&app, reply::Kind::Chat);
-    let answers = prepare::submit(&app, prepared, &wish)?;
-    stream::reply(app, answers, shape, wish, deadline).await
+    let read = |body: Value, config: &Config| Chat::read(&body, config);
+    let (chat, charge) = parsed(&app, request, deadline, read).await?;
+    let shape = Shape::new(&app, Kind::Chat, &chat.wish);
+    answer(app, chat, charge, shape, deadline).await
 }
 
 async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
-    let (Completion { prompts, wish }, charge) = parsed(&app, request, deadline, Completion::read).await?;
+    let read = |body: Value, config: &Config| Completion::read(&body, config);
+    let (Completion { prompts, wish }, charge) = parsed(&app, request, deadline, read).await?;
     let work = prepare::raw(&app, prompts, &wish, charge);
     let prepared = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
-    let shape = reply::Shape::new(&app, reply::Kind::Text);
+    let shape = Shape::new(&app, Kind::Text, &wish);
     let answers = prepare::submit(&app, prepared, &wish)?;
-    stream::reply(app, answers, shape, wish, deadline).await
+    stream::reply(app, answers, shape, wish.stream, deadline).await
+}
+
+/// Another interface's request as one conversation, with the form of its answers.
+pub(crate) struct Asked<F> {
+    pub chat: Chat,
+    pub form: F,
+}
+
+impl<F: Form> Parsed for Asked<F> {
+    fn bytes(&self) -> usize {
+        self.chat.bytes()
+    }
+}
+
+/// Answers a request of another interface, whose body `read` translates and whose errors `refuse` writes.
+pub(crate) async fn translated<F: Form>(
+    app: Arc<App>,
+    request: Request,
+    read: impl FnOnce(Value, &Config) -> Result<Asked<F>> + Send + 'static,
+    refuse: fn(&ApiError) -> Value,
+) -> Response {
+    let deadline = app.deadline();
+    let result = async {
+        let (Asked { chat, form }, charge) = parsed(&app, request, deadline, read).await?;
+        answer(app, chat, charge, form, deadline).await
+    };
+    result.await.unwrap_or_else(|error: ApiError| error.response(&refuse(&error)))
 }
 
 async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
-    let read = |body: &Value, config: &Config| Tokenize::read(body, &config.limits);
+    let read = |body: Value, config: &Config| Tokenize::read(&body, &config.limits);
     let (wish, charge) = parsed(&app, request, deadline, read).await?;
     let work = prepare::tokens(&app, wish, charge);
     // the charge lasts until the tokens have been written
@@ -298,6 +361,26 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Respo
     let context = app.config.limits.context;
     let value = json!({ "tokens": tokens, "count": tokens.len(), "max_model_len": context });
     Ok(json_response(StatusCode::OK, &value))
+}
+
+async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
+    let deadline = app.deadline();
+    let read = |body: Value, config: &Config| Detokenize::read(&body, &config.limits);
+    let (Detokenize { tokens }, mut charge) = parsed(&app, request, deadline, read).await?;
+    let tokenizer = &app.worker.model().processor.tokenizer;
+    let vocabulary = app.worker.model().config().text.vocab_size;
+    if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocabulary) {
+        let message = format!("tokens has {id}; the vocabulary has {vocabulary}");
+        return Err(ApiError::invalid("tokens", message));
+    }
+    charge.grow(app.longest_token * tokens.len())?;
+    let bytes: Vec<u8> = tokens
+        .iter()
+        .flat_map(|&id| tokenizer.control(id).map_or_else(|| tokenizer.token_bytes(id), String::into_bytes))
+        .collect();
+    let text = String::from_utf8_lossy(&bytes);
+    // llama-server's name and vLLM's
+    Ok(json_response(StatusCode::OK, &json!({ "content": text, "prompt": text })))
 }
 
 /// The description of the one model in `/v1/models`.

@@ -113,7 +113,7 @@ impl ApiError {
     }
 
     /// The `type` field of OpenAI's errors.
-    fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
@@ -130,7 +130,14 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = json_response(self.status, &self.to_json());
+        self.response(&self.to_json())
+    }
+}
+
+impl ApiError {
+    /// The response with this body.
+    pub fn response(&self, body: &Value) -> Response {
+        let mut response = json_response(self.status, body);
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }

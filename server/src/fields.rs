@@ -28,8 +28,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.map.is_empty()
+    /// How many fields there are.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.map.keys().map(|name| &**name)
     }
 
     /// The path of a field.
@@ -114,4 +119,9 @@ fn kind(value: &Value) -> String {
         Value::Array(_) => "a list".into(),
         Value::Object(_) => "an object".into(),
     }
+}
+
+/// A field's value, which is taken out; null if there is none.
+pub(crate) fn take(value: &mut Value, name: &str) -> Value {
+    value.get_mut(name).map(Value::take).unwrap_or_default()
 }

@@ -1,12 +1,11 @@
-//! Answers that must be JSON of a schema: llguidance computes which tokens may come next.
+//! Answers that follow a rule: llguidance computes which tokens may come next.
 
-use llguidance::api::TopLevelGrammar;
+use super::rule::Rule;
 use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use pascaline::{Error, Result};
 use qwen3_vl::Processor;
 use qwen3_vl::sampling::Constraint;
-use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -42,18 +41,12 @@ impl Grammars {
         }
     }
 
-    /// The grammar for JSON of this schema, without optional whitespace.
+    /// The grammar of a rule, for an answer that may begin in a thought.
     ///
     /// # Errors
-    /// A sentence about the schema.
-    pub fn json(&self, mut schema: Value) -> std::result::Result<Matcher, String> {
-        if let Value::Object(map) = &mut schema {
-            let separators = json!({
-                "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": ",
-            });
-            map.insert("x-guidance".into(), separators);
-        }
-        let mut matcher = Matcher::new(self.0.create_parser(TopLevelGrammar::from_json_schema(schema)));
+    /// A sentence about the rule.
+    pub fn matcher(&self, rule: &Rule, begins_in_thought: bool) -> std::result::Result<Matcher, String> {
+        let mut matcher = Matcher::new(self.0.create_parser(rule.grammar(begins_in_thought)));
         let error =
             matcher.get_error().or_else(|| matcher.compute_mask().err().map(|error| error.to_string()));
         match error {
@@ -94,4 +87,25 @@ impl Constraint for Grammar {
 fn refused(error: impl ToString) -> Error {
     let (argument, value) = ("schema", "the request's".to_owned());
     Error::Unsupported { op: "grammar", argument, value, reason: sentence(&error.to_string()) }
+}
+
+/// What is added to tokens' logits, besides a grammar if there is one.
+pub(crate) struct Biased {
+    pub bias: Vec<(u32, f32)>,
+    pub grammar: Option<Grammar>,
+}
+
+impl Constraint for Biased {
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+        for &(id, bias) in &self.bias {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit += bias;
+            }
+        }
+        self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.mask(logits))
+    }
+
+    fn accept(&mut self, token: u32) -> Result<()> {
+        self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.accept(token))
+    }
 }

@@ -3,44 +3,101 @@
 
 use super::account::{Charge, Full};
 use super::error::ApiError;
+use super::refused::REFUSED;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use std::fmt;
 
-/// The fields that a route reads, at whatever depth.
-const KNOWN: [&str; 38] = [
+/// The fields that a route reads, at whatever depth; those of `refused.rs` besides.
+const KNOWN: [&str; 94] = [
+    "add_generation_prompt",
+    "arguments",
+    "background",
     "best_of",
+    "call_id",
+    "choice",
     "content",
+    "context",
+    "conversation",
+    "data",
+    "description",
+    "disable_parallel_tool_use",
     "echo",
+    "format",
     "frequency_penalty",
+    "function",
+    "function_call",
     "functions",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "id",
     "ignore_eos",
     "image_url",
+    "images",
     "include_usage",
+    "input",
+    "input_schema",
+    "instructions",
+    "is_error",
+    "json",
     "json_schema",
     "logit_bias",
     "logprobs",
     "max_completion_tokens",
+    "max_output_tokens",
     "max_tokens",
+    "max_tokens_to_sample",
+    "media_type",
     "messages",
     "min_p",
     "modalities",
     "model",
     "n",
+    "name",
+    "num_ctx",
+    "num_predict",
+    "options",
+    "output",
+    "parallel_tool_calls",
+    "parameters",
     "parse_special",
     "presence_penalty",
+    "previous_response_id",
     "prompt",
+    "raw",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "regex",
     "repetition_penalty",
     "response_format",
     "role",
     "schema",
     "seed",
+    "source",
     "stop",
+    "stop_sequences",
     "stream",
     "stream_options",
+    "strict",
+    "structured_outputs",
     "suffix",
+    "summary",
+    "system",
     "temperature",
+    "template",
     "text",
+    "think",
+    "thinking",
+    "tokens",
+    "tool_call_id",
+    "tool_calls",
+    "tool_choice",
+    "tool_name",
+    "tool_use_id",
     "tools",
     "top_k",
     "top_logprobs",
@@ -49,12 +106,17 @@ const KNOWN: [&str; 38] = [
     "url",
 ];
 /// Fields whose values have names of the client's own.
-const WHOLE: [&str; 2] = ["logit_bias", "schema"];
+const WHOLE: [&str; 8] =
+    ["arguments", "guided_json", "input", "input_schema", "json", "logit_bias", "parameters", "schema"];
 
 /// Bytes that a value takes in the list or object that holds it, which may have grown to twice its size.
 const VALUE: usize = 2 * size_of::<Value>();
 /// Bytes that an object with fields takes besides them.
 const OBJECT: usize = 512;
+
+fn is_known(name: &str) -> bool {
+    KNOWN.contains(&name) || REFUSED.iter().any(|(refused, _)| *refused == name)
+}
 
 /// Parses a body. The charge grows by what its values take.
 pub(crate) fn parse(body: &[u8], charge: &mut Charge) -> Result<Value, ApiError> {
@@ -145,7 +207,7 @@ impl<'de> Visitor<'de> for Build<'_> {
     fn visit_map<A: MapAccess<'de>>(mut self, mut fields: A) -> Result<Value, A::Error> {
         let mut map = Map::new();
         while let Some(name) = fields.next_key::<String>()? {
-            if !self.whole && !KNOWN.contains(&&*name) {
+            if !self.whole && !is_known(&name) {
                 fields.next_value::<IgnoredAny>()?;
                 continue;
             }

@@ -12,25 +12,35 @@
 mod account;
 mod admission;
 mod answer;
+mod anthropic;
 mod app;
 mod balance;
+mod calls;
 mod connection;
 mod error;
 mod fields;
+mod form;
 mod grammar;
 mod images;
 mod json;
 mod lanes;
 mod limits;
 mod listen;
+mod messages;
 pub mod metrics;
+mod ollama;
 mod page;
 mod prepare;
+mod refused;
 mod replica;
 mod reply;
 mod request;
+mod responses;
+mod rule;
+mod state;
 mod stream;
 mod system;
+mod tools;
 mod visitors;
 pub mod worker;
 
@@ -58,12 +68,21 @@ impl Reader {
     pub fn takes(&self, body: &[u8]) -> bool {
         let mut charge = account::Account::new(self.config.limits.memory).open();
         let Ok(body) = json::parse(body, &mut charge) else { return false };
-        let has_rule = |chat: request::Chat| match chat.wish.schema {
-            Some(schema) => self.grammars.json(schema).is_ok(),
+        let has_rule = |wish: &request::Wish| match &wish.rule {
+            Some(rule) => [false, true].iter().all(|thought| self.grammars.matcher(rule, *thought).is_ok()),
             None => true,
         };
-        request::Chat::read(&body, &self.config).is_ok_and(has_rule)
-            || request::Completion::read(&body, &self.config).is_ok()
-            || request::Tokenize::read(&body, &self.config.limits).is_ok()
+        let (config, limits) = (&self.config, &self.config.limits);
+        let chats = [
+            request::Chat::read(&body, config),
+            anthropic::read(body.clone(), config).map(|asked| asked.chat),
+            responses::read(body.clone(), config).map(|asked| asked.chat),
+            ollama::read_chat(body.clone(), config).map(|asked| asked.chat),
+            ollama::read_generate(body.clone(), config).map(|asked| asked.chat),
+        ];
+        chats.into_iter().flatten().any(|chat| has_rule(&chat.wish))
+            || request::Completion::read(&body, config).is_ok_and(|completion| has_rule(&completion.wish))
+            || request::Tokenize::read(&body, limits).is_ok()
+            || request::Detokenize::read(&body, limits).is_ok()
     }
 }

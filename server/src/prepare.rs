@@ -3,11 +3,12 @@
 use super::account::Charge;
 use super::answer::Answers;
 use super::app::App;
+use super::calls::Reader;
 use super::error::ApiError;
-use super::grammar::Grammar;
+use super::grammar::{Biased, Grammar};
 use super::images::{Pictures, Source};
 use super::lanes::{self, Wanted};
-use super::request::{Raw, Tokenize, Wish};
+use super::request::{Chat, Raw, Tokenize, Wish};
 use super::worker::Job;
 use llguidance::Matcher;
 use qwen3_vl::batch::KeyedPrompt;
@@ -15,6 +16,7 @@ use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::preprocess::{ImagePlan, Picture, PictureHeader};
 use qwen3_vl::sampling::Constraint;
 use qwen3_vl::{ControlTokens, Prompt, Sampling};
+use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -36,8 +38,9 @@ const PIECE: usize = 64 << 10;
 /// The prompts of a request, with what they are charged.
 pub(crate) struct Prepared {
     prompts: Vec<KeyedPrompt>,
-    /// For each choice the grammar, if it must be JSON.
+    /// For each choice the grammar, if there is a rule.
     rules: Vec<Matcher>,
+    reader: Reader,
     charge: Charge,
 }
 
@@ -45,27 +48,21 @@ pub(crate) struct Prepared {
 type Files = Vec<(Vec<u8>, String)>;
 
 /// Prepares a conversation. All that its texts and the headers of its pictures tell is checked before a picture is decoded.
-pub(crate) async fn chat(
-    app: &Arc<App>,
-    messages: Vec<Message>,
-    pictures: Pictures,
-    wish: &Wish,
-    charge: Charge,
-) -> Result<Prepared> {
+pub(crate) async fn chat(app: &Arc<App>, chat: Chat, charge: Charge) -> Result<Prepared> {
+    let Chat { messages, pictures, tools, wish } = chat;
     let (files, mut charge) = fetched(app, pictures, charge).await?;
-    let (schema, choices, wish) = (wish.schema.clone(), wish.choices, wish.clone());
-    if schema.is_some() {
+    let choices = wish.choices;
+    if wish.rule.is_some() {
         charge.grow(GRAMMAR * (choices + 1))?;
     }
     let limits = app.config.limits.clone();
-    let ((prompt, plans, files, rules), mut charge) =
-        outlined(app, messages, files, charge, move |app, prompt| {
+    let names: Arc<[String]> = tools.names().map(str::to_owned).collect();
+    let ((prompt, plans, files, (rules, reader)), mut charge) =
+        outlined(app, messages, tools.definitions(), files, charge, move |app, prompt| {
             room(app, prompt.ids.len(), &wish)?;
-            let Some(schema) = schema else { return Ok(Vec::new()) };
-            let param = "response_format.json_schema.schema";
-            let rule = app.grammars()?.json(schema);
-            let rule = rule.map_err(|reason| ApiError::invalid(param, format!("{param}: {reason}")))?;
-            Ok(vec![rule; choices])
+            let begins_in_thought = app.worker.model().processor.begins_in_thought(&prompt.ids);
+            let rules = matchers(app, &wish, begins_in_thought, choices)?;
+            Ok((rules, Reader::new(begins_in_thought, names)))
         })
         .await?;
     let patches: usize = plans.iter().map(|plan| plan.bytes).sum();
@@ -85,7 +82,24 @@ pub(crate) async fn chat(
     });
     let (prompt, mut charge) = work.await?;
     charge.shrink_to(kept);
-    Ok(Prepared { prompts: vec![prompt], rules, charge })
+    Ok(Prepared { prompts: vec![prompt], rules, reader, charge })
+}
+
+/// The grammar of the request's rule, and a copy for each answer.
+fn matchers(app: &App, wish: &Wish, begins_in_thought: bool, answers: usize) -> Result<Vec<Matcher>> {
+    if let Some((id, _)) =
+        wish.bias.iter().find(|(id, _)| *id as usize >= app.worker.model().config().text.vocab_size)
+    {
+        return Err(ApiError::invalid(
+            "logit_bias",
+            format!("logit_bias has token {id}, which is not in the vocabulary"),
+        ));
+    }
+    let Some(rule) = &wish.rule else { return Ok(Vec::new()) };
+    let param = &rule.param;
+    let matcher = app.grammars()?.matcher(rule, begins_in_thought);
+    let matcher = matcher.map_err(|reason| ApiError::invalid(param.clone(), format!("{param}: {reason}")))?;
+    Ok(vec![matcher; answers])
 }
 
 /// The pictures' files. Each address is charged a whole body until its file is there.
@@ -115,15 +129,13 @@ async fn fetched(app: &Arc<App>, pictures: Pictures, mut charge: Charge) -> Resu
 async fn outlined<T: Send + 'static>(
     app: &Arc<App>,
     messages: Vec<Message>,
+    tools: Vec<Value>,
     files: Files,
     mut charge: Charge,
     then: impl FnOnce(&App, &Prompt) -> Result<T> + Send + 'static,
 ) -> Result<((Prompt, Vec<ImagePlan>, Files, T), Charge)> {
-    let texts = messages.iter().flat_map(|message| &message.content).map(|part| match part {
-        Part::Text { text } => text.len(),
-        Part::Image | Part::Video => 0,
-    });
-    let text: usize = texts.sum();
+    let defined: Vec<String> = tools.iter().map(Value::to_string).collect();
+    let text = messages.iter().map(Message::bytes).chain(defined.iter().map(String::len)).sum::<usize>();
     // a message has at least one token
     if text > app.longest_text || messages.len() >= app.config.limits.context {
         return Err(too_long(app, "messages", "more tokens than fit"));
@@ -145,12 +157,13 @@ async fn outlined<T: Send + 'static>(
             return Err(too_long(app, "messages", &format!("{tokens} tokens of pictures")));
         }
         let texts = messages.iter().flat_map(|message| &message.content).filter_map(|part| match part {
-            Part::Text { text } => Some(&**text),
-            Part::Image | Part::Video => None,
+            Part::Text { text } | Part::Reasoning { text } => Some(&**text),
+            Part::Image | Part::Video | Part::ToolCall { .. } => None,
         });
+        let texts = texts.chain(defined.iter().map(|text| &**text));
         fit(app, "messages", texts, wanted)?;
         charge.grow(PAD * tokens)?;
-        let prompt = processor.outline(&messages, &plans, app.config.control_tokens)?;
+        let prompt = processor.outline(&messages, &tools, &plans, app.config.control_tokens)?;
         fits(app, "messages", &prompt)?;
         charge.give_back(PAD * tokens);
         wanted.check()?;
@@ -198,6 +211,10 @@ pub(crate) async fn raw(
         Raw::Tokens(ids) => ids.len() * TOKEN,
     };
     charge.grow(prompts.iter().map(one).sum())?;
+    let answers = wish.choices * prompts.len();
+    if wish.rule.is_some() {
+        charge.grow(GRAMMAR * (answers + 1))?;
+    }
     let (same, wish) = (Arc::clone(app), wish.clone());
     let work = lanes::run(&app.lanes, charge, move |wanted, charge| {
         let app = &*same;
@@ -209,11 +226,12 @@ pub(crate) async fn raw(
         };
         let prompts = prompts.into_iter().map(one).collect::<Result<Vec<_>>>()?;
         let tokens: usize = prompts.iter().map(|prompt: &KeyedPrompt| prompt.prompt().ids.len()).sum();
-        charge.settle(TOKEN * tokens * (wish.choices + 1))?;
-        Ok(prompts)
+        let rules = matchers(app, &wish, false, answers)?;
+        charge.settle(TOKEN * tokens * (wish.choices + 1) + GRAMMAR * rules.len())?;
+        Ok((prompts, rules))
     });
-    let (prompts, charge) = work.await?;
-    Ok(Prepared { prompts, rules: Vec::new(), charge })
+    let ((prompts, rules), charge) = work.await?;
+    Ok(Prepared { prompts, rules, reader: Reader::plain(), charge })
 }
 
 fn text(app: &App, prompt: Raw, wanted: &Wanted) -> Result<Prompt> {
@@ -248,9 +266,10 @@ fn encode(app: &App, text: &str, control_tokens: ControlTokens, wanted: &Wanted)
 /// The tokens of a text or of a conversation, of whose pictures only the headers are read.
 pub(crate) async fn tokens(app: &Arc<App>, wish: Tokenize, mut charge: Charge) -> Result<(Vec<u32>, Charge)> {
     match wish {
-        Tokenize::Chat { messages, pictures } => {
+        Tokenize::Chat { messages, pictures, tools } => {
             let (files, charge) = fetched(app, pictures, charge).await?;
-            let ((prompt, ..), charge) = outlined(app, messages, files, charge, |_, _| Ok(())).await?;
+            let ((prompt, ..), charge) =
+                outlined(app, messages, tools.definitions(), files, charge, |_, _| Ok(())).await?;
             Ok((prompt.ids, charge))
         }
         Tokenize::Text { text, parse_special } => {
@@ -294,7 +313,7 @@ fn too_long(app: &App, param: &str, found: &str) -> ApiError {
 
 /// Queues `choices` answers to each prompt. They share it, and its charge lasts as long as the last of them.
 pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<Answers> {
-    let Prepared { prompts, rules, charge } = prepared;
+    let Prepared { prompts, rules, reader, charge } = prepared;
     let (charge, mut rules) = (Arc::new(charge), rules.into_iter());
     let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
     for prompt in prompts {
@@ -305,7 +324,11 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
             let mut options = wish.options.clone();
             options.sampling = Sampling { seed, ..sampling.clone() };
             options.max_new_tokens = wish.max_tokens.unwrap_or(wish.options.max_new_tokens).min(room);
-            let constraint = rules.next().map(|rule| Box::new(Grammar(rule)) as Box<dyn Constraint>);
+            let grammar = rules.next().map(Grammar);
+            let constraint = match wish.bias.is_empty() {
+                true => grammar.map(|grammar| Box::new(grammar) as Box<dyn Constraint>),
+                false => Some(Box::new(Biased { bias: wish.bias.clone(), grammar }) as _),
+            };
             let (events, receiver) = unbounded_channel();
             jobs.push(Job {
                 prompt: prompt.clone(),
@@ -319,5 +342,5 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
         }
     }
     app.worker.submit(jobs)?;
-    Ok(Answers::new(receivers, app))
+    Ok(Answers::new(receivers, &reader, app))
 }

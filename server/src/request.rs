@@ -1,13 +1,18 @@
 //! Request bodies, checked field by field before anything is computed.
 //!
-//! Unknown fields are ignored, as OpenAI does. Known but unsupported fields that would change the answer are refused.
+//! Unknown fields are ignored, as OpenAI does; those of other servers that would change the answer are refused by name
+//! (`refused.rs`).
 
 use super::app::Config;
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::images::{Pictures, Source};
 use super::limits::Limits;
-use qwen3_vl::chat::{Message, Part};
+use super::messages::messages;
+use super::refused;
+use super::rule::Rule;
+use super::tools::Tools;
+use qwen3_vl::chat::Message;
 use qwen3_vl::{Options, Sampling};
 use serde_json::{Value, json};
 
@@ -22,6 +27,8 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 /// The most alternatives per token that are reported (`top_logprobs`).
 const MAX_LOGPROBS: usize = 20;
+/// The most tokens of `logit_bias`.
+const MAX_BIASES: usize = 300;
 
 /// Options of an answer that chat and completions share.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,8 +40,10 @@ pub(crate) struct Wish {
     /// Answers to each prompt; each has the seed of the one before plus 1.
     pub choices: usize,
     pub logprobs: Option<usize>,
-    /// The schema of the JSON that the answer must be.
-    pub schema: Option<Value>,
+    /// What the answer must be.
+    pub rule: Option<Rule>,
+    /// What is added to the logits of tokens.
+    pub bias: Vec<(u32, f32)>,
     pub stream: bool,
     pub include_usage: bool,
 }
@@ -44,6 +53,7 @@ pub(crate) struct Wish {
 pub(crate) struct Chat {
     pub messages: Vec<Message>,
     pub pictures: Pictures,
+    pub tools: Tools,
     pub wish: Wish,
 }
 
@@ -65,7 +75,13 @@ pub(crate) struct Completion {
 #[derive(Debug)]
 pub(crate) enum Tokenize {
     Text { text: String, parse_special: bool },
-    Chat { messages: Vec<Message>, pictures: Pictures },
+    Chat { messages: Vec<Message>, pictures: Pictures, tools: Tools },
+}
+
+/// `/detokenize`
+#[derive(Debug)]
+pub(crate) struct Detokenize {
+    pub tokens: Vec<u32>,
 }
 
 /// What is left of a parsed body.
@@ -76,7 +92,19 @@ pub(crate) trait Parsed: Sized + Send + 'static {
 
 impl Parsed for Chat {
     fn bytes(&self) -> usize {
-        bytes_of(&self.messages, &self.pictures)
+        bytes_of(&self.messages, &self.pictures) + self.tools.bytes() + self.wish.bytes()
+    }
+}
+
+impl Parsed for Detokenize {
+    fn bytes(&self) -> usize {
+        size_of_val(&self.tokens[..])
+    }
+}
+
+impl Wish {
+    fn bytes(&self) -> usize {
+        self.rule.as_ref().map_or(0, Rule::bytes) + size_of_val(&self.bias[..])
     }
 }
 
@@ -86,7 +114,7 @@ impl Parsed for Completion {
             Raw::Text(text) => text.len(),
             Raw::Tokens(ids) => size_of_val(&ids[..]),
         };
-        self.prompts.iter().map(one).sum()
+        self.prompts.iter().map(one).sum::<usize>() + self.wish.bytes()
     }
 }
 
@@ -94,7 +122,7 @@ impl Parsed for Tokenize {
     fn bytes(&self) -> usize {
         match self {
             Self::Text { text, .. } => text.len(),
-            Self::Chat { messages, pictures } => bytes_of(messages, pictures),
+            Self::Chat { messages, pictures, tools } => bytes_of(messages, pictures) + tools.bytes(),
         }
     }
 }
@@ -102,11 +130,7 @@ impl Parsed for Tokenize {
 /// Bytes of a conversation, with what each of its allocations takes besides.
 fn bytes_of(messages: &[Message], pictures: &Pictures) -> usize {
     const ALLOCATION: usize = 64;
-    let part = |part: &Part| match part {
-        Part::Text { text } => text.len() + ALLOCATION,
-        Part::Image | Part::Video => ALLOCATION,
-    };
-    let message = |message: &Message| message.content.iter().map(part).sum::<usize>() + 4 * ALLOCATION;
+    let message = |message: &Message| message.bytes() + (4 + message.content.len()) * ALLOCATION;
     let file = |(param, source): &(String, Source)| source.bytes() + param.len() + 4 * ALLOCATION;
     messages.iter().map(message).sum::<usize>() + pictures.iter().map(file).sum::<usize>()
 }
@@ -114,11 +138,6 @@ fn bytes_of(messages: &[Message], pictures: &Pictures) -> usize {
 impl Chat {
     pub fn read(body: &Value, config: &Config) -> Result<Self> {
         let fields = Fields::root(body)?;
-        for name in ["tools", "functions"] {
-            if fields.list(name)?.is_some_and(|list| !list.is_empty()) {
-                return Err(ApiError::unsupported(name, format!("{name} are not supported")));
-            }
-        }
         if let Some(modalities) = fields.list("modalities")?
             && modalities.iter().any(|kind| kind != "text")
         {
@@ -132,11 +151,32 @@ impl Chat {
             return Err(ApiError::invalid("top_logprobs", "top_logprobs asks for logprobs = true"));
         }
         wish.logprobs = report.then(|| top.unwrap_or(0));
-        wish.schema = schema(&fields)?;
-        if wish.schema.is_some() {
-            wish.options.stop_at_eos = true; // nothing can follow the JSON
+        let tools = Tools::read(&fields)?;
+        if let (Some(asked), Some(calls)) = (&wish.rule, &tools.rule) {
+            let message = format!(
+                "{} says what the answer must be, and {} which calls it has",
+                asked.param, calls.param
+            );
+            return Err(ApiError::invalid(asked.param.clone(), message));
         }
-        Ok(Self { messages, pictures, wish })
+        wish.rule = wish.rule.or_else(|| tools.rule.clone());
+        if wish.rule.is_some() {
+            wish.options.stop_at_eos = true; // nothing can follow what the rule ends
+        }
+        Ok(Self { messages, pictures, tools, wish })
+    }
+}
+
+impl Detokenize {
+    pub fn read(body: &Value, limits: &Limits) -> Result<Self> {
+        let fields = Fields::root(body)?;
+        let list = fields.required("tokens", fields.list("tokens")?)?;
+        if list.len() > 2 * limits.context {
+            let message = format!("{} tokens; it may have {}", list.len(), 2 * limits.context);
+            return Err(ApiError::too_long("tokens", message));
+        }
+        let tokens = tokens(list).ok_or_else(|| wrong("tokens", "a list of tokens", &Value::from(list)))?;
+        Ok(Self { tokens })
     }
 }
 
@@ -160,7 +200,7 @@ impl Tokenize {
         let fields = Fields::root(body)?;
         if fields.get("messages").is_some() {
             let (messages, pictures) = messages(&fields, limits)?;
-            return Ok(Self::Chat { messages, pictures });
+            return Ok(Self::Chat { messages, pictures, tools: Tools::read(&fields)? });
         }
         let name = if fields.get("prompt").is_some() { "prompt" } else { "content" };
         let text = fields.required(name, fields.str(name)?)?.to_owned();
@@ -173,11 +213,7 @@ impl Tokenize {
 fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
     let defaults = &config.defaults;
     fields.str("model")?; // there is only one model, so any name is accepted
-    if let Some(bias) = fields.object("logit_bias")?
-        && !bias.is_empty()
-    {
-        return Err(ApiError::unsupported("logit_bias", "logit_bias is not supported"));
-    }
+    refused::check(fields)?;
     let usual = &defaults.sampling;
     let top_k = match fields.get("top_k") {
         Some(value) if value.as_i64() == Some(-1) => Some(0), // as other servers spell it
@@ -224,10 +260,35 @@ fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
         max_tokens: new.or(old),
         choices: fields.whole("n", 1, MAX_CHOICES)?.unwrap_or(1),
         logprobs: None,
-        schema: None,
+        rule: Rule::read(fields)?,
+        bias: bias(fields)?,
         stream,
         include_usage,
     })
+}
+
+/// `logit_bias`: at most OpenAI's 300 tokens, each by up to 100 either way.
+fn bias(fields: &Fields) -> Result<Vec<(u32, f32)>> {
+    const NAME: &str = "logit_bias";
+    let Some(map) = fields.object(NAME)? else { return Ok(Vec::new()) };
+    if map.len() > MAX_BIASES {
+        let message = format!("{NAME} has {} tokens; it may have {MAX_BIASES}", map.len());
+        return Err(ApiError::invalid(NAME, message));
+    }
+    let one = |name: &str| {
+        let path = map.path(name);
+        let id = name.parse().map_err(|_| {
+            ApiError::invalid(path.clone(), format!("{path}: {name:?} is no token; /tokenize tells them"))
+        })?;
+        let bias = map.required(name, map.number(name)?)?;
+        match (-100.0..=100.0).contains(&bias) {
+            true => Ok((id, bias as f32)),
+            false => {
+                Err(ApiError::invalid(path.clone(), format!("{path} is {bias}; it may be from -100 to 100")))
+            }
+        }
+    };
+    map.names().map(one).collect()
 }
 
 fn stops(fields: &Fields) -> Result<Vec<String>> {
@@ -249,27 +310,6 @@ fn stops(fields: &Fields) -> Result<Vec<String>> {
         return Err(ApiError::invalid("stop", format!("a stop string has more than {MAX_STOP_BYTES} bytes")));
     }
     Ok(stops)
-}
-
-/// The schema of `response_format`; `None` for text.
-fn schema(fields: &Fields) -> Result<Option<Value>> {
-    let Some(format) = fields.object("response_format")? else { return Ok(None) };
-    match format.required("type", format.str("type")?)? {
-        "text" => Ok(None),
-        "json_object" => Ok(Some(json!({ "type": "object" }))),
-        "json_schema" => {
-            let outer = format.required("json_schema", format.object("json_schema")?)?;
-            let schema = outer.required("schema", outer.get("schema"))?;
-            match schema.is_object() || schema.is_boolean() {
-                true => Ok(Some(schema.clone())),
-                false => Err(wrong(&outer.path("schema"), "a schema", schema)),
-            }
-        }
-        other => Err(ApiError::invalid(
-            "response_format.type",
-            format!("response_format.type is {other:?}; it may be text, json_object or json_schema"),
-        )),
-    }
 }
 
 fn prompts(fields: &Fields) -> Result<Vec<Raw>> {
@@ -302,68 +342,4 @@ fn prompts(fields: &Fields) -> Result<Vec<Raw>> {
 
 fn tokens(list: &[Value]) -> Option<Vec<u32>> {
     list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
-}
-
-fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>, Pictures)> {
-    let list = fields.required("messages", fields.list("messages")?)?;
-    if list.is_empty() {
-        return Err(ApiError::invalid("messages", "messages is empty"));
-    }
-    let mut pictures = Vec::new();
-    let mut messages = Vec::with_capacity(list.len());
-    for (at, value) in list.iter().enumerate() {
-        let fields = Fields::at(format!("messages[{at}]"), value)?;
-        let role = match fields.required("role", fields.str("role")?)? {
-            "developer" => "system", // its newer name
-            role @ ("system" | "user" | "assistant") => role,
-            other => {
-                let path = fields.path("role");
-                let message = format!("{path} is {other:?}; it may be system, developer, user or assistant");
-                return Err(ApiError::invalid(path, message));
-            }
-        };
-        let content = content(&fields, &mut pictures, limits)?;
-        messages.push(Message { role: role.to_owned(), content });
-    }
-    if pictures.len() > limits.pictures {
-        let message = format!("{} pictures; a request may have {}", pictures.len(), limits.pictures);
-        return Err(ApiError::invalid("messages", message));
-    }
-    Ok((messages, pictures))
-}
-
-fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<Vec<Part>> {
-    let path = fields.path("content");
-    let parts = match fields.required("content", fields.get("content"))? {
-        Value::String(text) => return Ok(vec![Part::Text { text: text.clone() }]),
-        Value::Array(parts) => parts,
-        other => return Err(wrong(&path, "a string or a list of parts", other)),
-    };
-    if parts.is_empty() {
-        return Err(ApiError::invalid(path.clone(), format!("{path} is empty")));
-    }
-    let one = |(at, part): (usize, &Value)| {
-        let part = Fields::at(format!("{path}[{at}]"), part)?;
-        match part.required("type", part.str("type")?)? {
-            "text" => Ok(Part::Text { text: part.required("text", part.str("text")?)?.to_owned() }),
-            "image_url" => {
-                let (path, url) = match part.get("image_url") {
-                    Some(Value::String(url)) => (part.path("image_url"), url.as_str()), // as some clients send it
-                    _ => {
-                        let image = part.required("image_url", part.object("image_url")?)?;
-                        (image.path("url"), image.required("url", image.str("url")?)?)
-                    }
-                };
-                let source = Source::read(&path, url, limits)?;
-                pictures.push((path, source));
-                Ok(Part::Image)
-            }
-            other => {
-                let path = part.path("type");
-                let message = format!("{path} is {other:?}; it may be text or image_url");
-                Err(ApiError::invalid(path, message))
-            }
-        }
-    };
-    parts.iter().enumerate().map(one).collect()
 }

@@ -4,14 +4,11 @@ use super::account::Charge;
 use super::answer::{Answer, Answers, Part};
 use super::app::App;
 use super::error::{ApiError, json_response};
-use super::reply::{Piece, Shape};
-use super::request::Wish;
-use super::worker::Usage;
+use super::form::Form;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
-use serde_json::Value;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,32 +26,31 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// Events buffered for a client that reads slowly.
 const AHEAD: usize = 32;
 
-/// Answers a request.
+/// Answers a request in the interface's form: at once when it is complete, or in events.
 pub(crate) async fn reply(
     app: Arc<App>,
-    answers: Answers,
-    shape: Shape,
-    wish: Wish,
+    mut answers: Answers,
+    mut form: impl Form,
+    is_stream: bool,
     deadline: Instant,
 ) -> Result<Response> {
-    if !wish.stream {
+    if !is_stream {
         let mut charge = app.account.open();
         let answers =
             timeout_at(deadline, collect(answers, &mut charge)).await.map_err(|_| app.too_slow())??;
         let tokenizer = &app.worker.model().processor.tokenizer;
-        return Ok(json_response(StatusCode::OK, &shape.complete(&answers, wish.choices, tokenizer)));
+        return Ok(json_response(StatusCode::OK, &form.complete(&answers, tokenizer)));
     }
-    let mut answers = answers;
     let first = match timeout_at(deadline.min(Instant::now() + FIRST), answers.next()).await {
         Ok(first) => first.transpose()?,
         Err(_) => None, // it is slow, or waits
     };
     let (sender, receiver) = channel(AHEAD);
-    let (index, usages) = (answers.len(), vec![Usage::default(); answers.len()]);
-    let outgoing = Outgoing { app, shape, wish, sender, usages, offsets: vec![None; index] };
+    let kind = form.content_type();
+    let outgoing = Outgoing { app, form, sender };
     tokio::spawn(outgoing.send(answers, first, deadline));
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // otherwise nginx would buffer the events
         (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
@@ -92,19 +88,17 @@ impl Stream for Events {
 struct Gone;
 
 /// A response in progress.
-struct Outgoing {
+struct Outgoing<F> {
     app: Arc<App>,
-    shape: Shape,
-    wish: Wish,
+    form: F,
     sender: Sender<String>,
-    usages: Vec<Usage>,
-    /// Bytes of text sent of each answer; `None` before its first chunk.
-    offsets: Vec<Option<usize>>,
 }
 
-impl Outgoing {
+impl<F: Form> Outgoing<F> {
     async fn send(mut self, mut answers: Answers, first: Option<(usize, Part)>, deadline: Instant) {
         let result = async {
+            let begin = self.form.begin();
+            self.raw(begin).await?;
             if let Some((at, part)) = first {
                 self.part(at, part).await?;
             }
@@ -114,55 +108,40 @@ impl Outgoing {
                 let next = tokio::select! {
                     next = timeout_at(deadline, answers.next()) => next,
                     () = &mut silence => {
-                        self.raw(": the answer is still to come\n\n".into()).await?;
+                        self.raw(self.form.silence().to_owned()).await?;
                         continue;
                     }
                     () = self.sender.closed() => return Err(Gone),
                 };
-                match next {
-                    Ok(Some(Ok((at, part)))) => self.part(at, part).await?,
-                    Ok(Some(Err(error))) => return self.event(&error.to_json()).await,
+                let error = match next {
+                    Ok(Some(Ok((at, part)))) => {
+                        self.part(at, part).await?;
+                        continue;
+                    }
+                    Ok(Some(Err(error))) => error,
                     Ok(None) => break,
-                    Err(_) => return self.event(&self.app.too_slow().to_json()).await,
-                }
+                    Err(_) => self.app.too_slow(),
+                };
+                let error = self.form.error(&error);
+                return self.raw(error).await;
             }
-            if self.wish.include_usage {
-                self.event(&self.shape.usage(&self.usages, self.wish.choices)).await?;
-            }
-            self.raw("data: [DONE]\n\n".into()).await
+            let end = self.form.end();
+            self.raw(end).await
         };
         let _: std::result::Result<(), Gone> = result.await; // the client has disconnected
     }
 
     async fn part(&mut self, index: usize, part: Part) -> std::result::Result<(), Gone> {
-        let is_first = self.offsets[index].is_none();
-        let offset = self.offsets[index].unwrap_or(0);
-        let mut piece = Piece { index, is_first, offset, ..Piece::default() };
-        match part {
-            Part::Token { id, text, logprobs } => {
-                // no text yet: the token begins a character
-                if text.is_empty() && logprobs.is_none() && !is_first {
-                    return Ok(());
-                }
-                (piece.text, piece.token) = (text, logprobs.map(|logprobs| (id, logprobs)));
-            }
-            Part::Done { rest, reason, usage } => {
-                (piece.text, piece.reason) = (rest, Some(reason));
-                self.usages[index] = usage;
-            }
-        }
-        self.offsets[index] = Some(offset + piece.text.len());
         let tokenizer = &self.app.worker.model().processor.tokenizer;
-        let value = self.shape.piece(&piece, self.wish.include_usage, tokenizer);
-        self.event(&value).await
+        let events = self.form.part(index, part, tokenizer);
+        self.raw(events).await
     }
 
-    async fn event(&self, value: &Value) -> std::result::Result<(), Gone> {
-        self.raw(format!("data: {value}\n\n")).await
-    }
-
-    async fn raw(&self, event: String) -> std::result::Result<(), Gone> {
-        match timeout(self.app.config.limits.time, self.sender.send(event)).await {
+    async fn raw(&self, events: String) -> std::result::Result<(), Gone> {
+        if events.is_empty() {
+            return Ok(());
+        }
+        match timeout(self.app.config.limits.time, self.sender.send(events)).await {
             Ok(Ok(())) => Ok(()),
             _ => Err(Gone),
         }

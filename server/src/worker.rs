@@ -356,6 +356,17 @@ impl Worker {
         &self.models[0] // there is one at least
     }
 
+    /// The most requests that the replicas compute at a time.
+    pub fn places(&self) -> usize {
+        self.shared
+            .state()
+            .replicas
+            .iter()
+            .filter(|replica| !replica.is_lost())
+            .map(|replica| replica.most)
+            .sum()
+    }
+
     /// Queues jobs: all of them, or none if there is no room for all. Each is queued for the replica with the longest
     /// cached prefix of its prompt, unless that one is much busier than another; otherwise for the least busy one.
     ///

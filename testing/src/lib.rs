@@ -17,6 +17,7 @@ pub mod data;
 mod dequant_linear;
 mod elementwise;
 mod embedding;
+mod experts;
 mod float16;
 mod held;
 pub(crate) mod kv;
@@ -66,6 +67,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         copy::cases,
         cat::cases,
         embedding::cases,
+        experts::cases,
         rope::cases,
         rope_append::cases,
         backward::cases,

@@ -32,6 +32,7 @@ mod layers;
 mod memory;
 mod memory_device;
 mod memory_fault;
+mod moe;
 mod ops;
 mod out_of_memory;
 mod own_kernel;

@@ -123,6 +123,14 @@ impl Model {
     /// As [`load`](Self::load).
     pub fn load_frozen(dir: &Path, storage: Frozen, device: &Device) -> Result<Self> {
         let config = qwen3_vl::config::load(dir)?;
+        if config.text.experts.is_some() {
+            return Err(Error::Unsupported {
+                op: "train",
+                argument: "model",
+                value: config.model.model_type().to_owned(),
+                reason: "a mixture of experts can't be trained; take a dense model".into(),
+            });
+        }
         let (dtype, format) = match storage {
             Frozen::Float(dtype) => (dtype, None),
             Frozen::Quantized(format) => (DType::F16, Some(format)),

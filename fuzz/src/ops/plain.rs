@@ -2,7 +2,7 @@
 
 use super::Op;
 use super::call::{Call, into};
-use pascaline::ops::{self, Activation, Epilogue, Matmul};
+use pascaline::ops::{self, Activation, Epilogue, ExpertRows, Matmul};
 use pascaline::{DType, Result, Tensor, TensorMut};
 
 /// No difference is allowed.
@@ -44,7 +44,21 @@ pub(super) const OPS: &[Op] = &[
     ("column_sum", column_sum),
     ("matmul", matmul),
     ("linear", linear),
+    ("experts", experts),
 ];
+
+/// All experts of each token, since the devices may choose others where logits are near each other.
+fn experts(call: &mut Call) -> Result<()> {
+    let (m, experts, n, k, dtype) = (call.size(), call.below(9), call.size(), call.size(), call.float());
+    let (x, gate) = (call.input(&[m, k], DType::F32)?, call.input(&[experts, k], dtype)?);
+    let w = call.input(&[experts * n, k], dtype)?;
+    let routes = ops::route(&x, &gate, experts, call.below(2) == 1)?;
+    let products = ops::experts_linear(ExpertRows::Tokens(&x), &w, &routes)?;
+    let residual = if call.below(2) == 1 { Some(call.input(&[m, n], DType::F32)?) } else { None };
+    // logits are sums of k products of up to 4, whose exponentials are weights
+    let mut y = call.output(&[m, n], DType::F32, near(DType::F32, 2e-5 * (k * k + 1) as f64, 1e-5))?;
+    into!(call, y => ops::experts_sum_into(y.view()?, &products, &routes, residual.as_ref()))
+}
 
 fn softmax(call: &mut Call) -> Result<()> {
     let (dims, dtype) = (call.shape(), call.float());

@@ -4,7 +4,7 @@ use super::Op;
 use super::call::{Call, into};
 use super::plain::{ACTIVATIONS, EXACT, near};
 use pascaline::float16::Overflow;
-use pascaline::ops::{self, Epilogue};
+use pascaline::ops::{self, Epilogue, ExpertRows, Routes};
 use pascaline::quant::{FORMATS, Format, QuantRows, QuantTensor};
 use pascaline::{DType, Result, Tensor};
 
@@ -16,6 +16,7 @@ pub(super) const OPS: &[Op] = &[
     ("quant_gated_rows", quant_gated_rows),
     ("quant_matmul", quant_matmul),
     ("quant_linear", quant_linear),
+    ("quant_experts_linear", quant_experts_linear),
     ("dequant_linear", dequant_linear),
     ("fake_quantize_gradient", fake_quantize_gradient),
     ("quantize_scaled", quantize_scaled),
@@ -81,6 +82,21 @@ fn quant_gated_rows(call: &mut Call) -> Result<()> {
     let rows = ops::quant_gated_rows(&x, &w)?;
     // a scale is 1/127 of a product of sums, which may cancel
     compare(call, &rows, 1.0, [product(dims[dims.len() - 1])[0] / 127.0, 1e-5])
+}
+
+fn quant_experts_linear(call: &mut Call) -> Result<()> {
+    let (m, experts, n, k) = (call.size(), 1 + call.below(8), call.size(), call.size() + 1);
+    let (top_k, format) = (1 + call.below(experts), call.pick(&FORMATS));
+    let seed = call.below(251);
+    let ids: Vec<u32> = (0..m * top_k).map(|pair| (pair * (2 * seed + 1) % 251 % experts) as u32).collect();
+    let x = call.input(&[m, k], DType::F32)?;
+    let w = matrix(call, experts * n, k, format)?;
+    let routes = Routes::from_slices(&ids, &vec![0.5; ids.len()], top_k, experts, &x.device())?;
+    let products = ops::quant_experts_linear(ExpertRows::Tokens(&x), &w, &routes)?;
+    let y = ops::experts_sum(&products, &routes, None)?;
+    let [abs, rel] = product(k);
+    call.result(y, [abs * top_k as f64, rel]);
+    Ok(())
 }
 
 fn product(k: usize) -> [f64; 2] {

@@ -6,6 +6,7 @@ pub(crate) mod cast;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod experts;
 pub(crate) mod float16;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;

@@ -1,6 +1,6 @@
 //! A transformer block.
 
-use super::{Attention, Cache, Linear, Map, Mlp, Norm, Rope};
+use super::{Attention, Cache, Map, Matrix, Mlp, Norm, Rope};
 use crate::{Result, Tensor};
 
 /// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).
@@ -61,13 +61,13 @@ impl TransformerBlock {
         Ok(Self { norm1, attention, norm2: self.norm2.map(f)?, mlp: self.mlp.map(f)? })
     }
 
-    /// Its linear maps, in the order of computation.
-    pub(super) fn linears(&self) -> [&Linear; 4] {
-        let ([qkv, out], [fc1, fc2]) = (self.attention.linears(), self.mlp.linears());
-        [qkv, out, fc1, fc2]
+    /// Its matrices, in the order of computation.
+    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+        let [qkv, out] = self.attention.linears().map(|linear| linear.weight());
+        [vec![qkv, out], self.mlp.matrices()].concat()
     }
 
-    /// Bytes of the stored matrices.
+    /// Bytes of the stored matrices that a token reads.
     pub fn weight_bytes(&self) -> usize {
         self.attention.weight_bytes() + self.mlp.weight_bytes()
     }

@@ -1,6 +1,6 @@
 //! The position-wise part of a transformer block.
 
-use super::{Linear, Map, RmsNorm, misfit};
+use super::{Experts, Linear, Map, Matrix, RmsNorm, misfit};
 use crate::ops::{self, Activation, Epilogue};
 use crate::problem::pieces::{MLP_ROWS, even_pieces, rows_per_launch};
 use crate::quant::QuantTensor;
@@ -20,11 +20,28 @@ use crate::{DType, Device, Error, Result, Tensor};
 /// assert_eq!(y.to_vec::<f32>()?, [600.0, -600.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
+///
+/// In a mixture of experts it is [`Experts`], by `From`.
 #[derive(Clone, Debug)]
-pub struct Mlp {
+pub struct Mlp(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Dense(Dense),
+    Experts(Box<Experts>),
+}
+
+#[derive(Clone, Debug)]
+struct Dense {
     fc1: Linear,
     activation: Activation,
     fc2: Linear,
+}
+
+impl From<Experts> for Mlp {
+    fn from(experts: Experts) -> Self {
+        Self(Kind::Experts(Box::new(experts)))
+    }
 }
 
 impl Mlp {
@@ -35,7 +52,7 @@ impl Mlp {
     pub fn new(fc1: Linear, activation: Activation, fc2: Linear) -> Result<Self> {
         let width = activation.columns(fc1.out_features());
         match width == Some(fc2.in_features()) {
-            true => Ok(Self { fc1, activation, fc2 }),
+            true => Ok(Self(Kind::Dense(Dense { fc1, activation, fc2 }))),
             false => Err(Error::Shape {
                 op: "Mlp",
                 argument: "fc2",
@@ -65,6 +82,39 @@ impl Mlp {
         norm: Option<&RmsNorm>,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Dense(dense) => dense.forward_fused(x, norm, residual),
+            Kind::Experts(experts) => experts.forward_fused(x, norm, residual),
+        }
+    }
+
+    /// As [`Linear::map`].
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        Ok(Self(match &self.0 {
+            Kind::Dense(dense) => Kind::Dense(dense.map(f)?),
+            Kind::Experts(experts) => Kind::Experts(Box::new(experts.map(f)?)),
+        }))
+    }
+
+    /// The matrices, in the order of computation.
+    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+        match &self.0 {
+            Kind::Dense(Dense { fc1, fc2, .. }) => vec![fc1.weight(), fc2.weight()],
+            Kind::Experts(experts) => experts.matrices(),
+        }
+    }
+
+    /// Bytes of the stored weights that a token reads: of experts, its own.
+    pub fn weight_bytes(&self) -> usize {
+        match &self.0 {
+            Kind::Dense(Dense { fc1, fc2, .. }) => fc1.weight_bytes() + fc2.weight_bytes(),
+            Kind::Experts(experts) => experts.weight_bytes(),
+        }
+    }
+}
+
+impl Dense {
+    fn forward_fused(&self, x: &Tensor, norm: Option<&RmsNorm>, residual: Option<&Tensor>) -> Result<Tensor> {
         let &[rows, _] = x.dims() else { return Err(misfit("Mlp", "x", "[rows, hidden]", x)) };
         let mut y = Tensor::uninitialized([rows, self.fc2.out_features()], DType::F32, &x.device())?;
         let quantized = self.quantized().filter(|_| rows > 1); // one row stays f32: its kernels quantise it themselves
@@ -100,17 +150,7 @@ impl Mlp {
         }
     }
 
-    /// As [`Linear::map`].
-    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+    fn map(&self, f: &mut Map) -> Result<Self> {
         Ok(Self { fc1: self.fc1.map(f)?, fc2: self.fc2.map(f)?, ..*self })
-    }
-
-    pub(super) fn linears(&self) -> [&Linear; 2] {
-        [&self.fc1, &self.fc2]
-    }
-
-    /// Bytes of the stored weights.
-    pub fn weight_bytes(&self) -> usize {
-        self.fc1.weight_bytes() + self.fc2.weight_bytes()
     }
 }

@@ -4,7 +4,7 @@
 //! For each layout of tensors there are two sets of modules, one per place. So whichever layer is in a place, its kernels
 //! find the weights at the same addresses.
 
-use super::{Cache, Rope, TransformerBlock};
+use super::{Cache, Matrix, Rope, TransformerBlock};
 use crate::cuda::{CudaDevice, count_host_bytes};
 use crate::memory::{LayerStream, PinnedBuffer};
 use crate::quant::Format;
@@ -98,12 +98,12 @@ fn unlike(found: &Tensor) -> Error {
 }
 
 fn formats(block: &TransformerBlock) -> Vec<Option<Format>> {
-    block.linears().iter().flat_map(|linear| linear.weight().formats()).collect()
+    block.matrices().into_iter().flat_map(Matrix::formats).collect()
 }
 
 /// The widths of the linear maps.
-fn widths(block: &TransformerBlock) -> [[usize; 2]; 4] {
-    block.linears().map(|linear| [linear.out_features(), linear.in_features()])
+fn widths(block: &TransformerBlock) -> Vec<Vec<usize>> {
+    block.matrices().into_iter().map(|matrix| matrix.dims().to_vec()).collect()
 }
 
 /// The block with its tensors in a place.
@@ -161,14 +161,9 @@ impl StreamedBlocks {
     /// contiguous.
     pub fn push(&mut self, block: &TransformerBlock) -> Result<()> {
         if widths(block) != widths(&self.layouts[0].blocks[0]) {
-            let [out, columns] = widths(block)[0];
             let expected = "a block with the first one's widths".into();
-            return Err(Error::Shape {
-                op: "StreamedBlocks",
-                argument: "block",
-                expected,
-                found: [out, columns].into(),
-            });
+            let found = widths(block).swap_remove(0).into();
+            return Err(Error::Shape { op: "StreamedBlocks", argument: "block", expected, found });
         }
         let number = self.layout(block)?;
         let layout = &self.layouts[number];

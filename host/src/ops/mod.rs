@@ -35,6 +35,7 @@ mod copy;
 mod display;
 mod elementwise;
 mod embedding;
+mod experts;
 mod float16;
 mod layer_norm;
 mod linear;
@@ -53,6 +54,7 @@ mod transpose;
 
 pub use crate::problem::activate::{Activation, Epilogue};
 pub use crate::problem::attention::Attention;
+pub use crate::problem::experts::{ExpertRows, Routes};
 pub use crate::problem::matmul::{Matmul, Variant};
 pub use crate::problem::rope_append::HeadNorms;
 
@@ -111,6 +113,8 @@ pub use elementwise::{mul, mul_into};
 pub use elementwise::{scale, scale_into};
 pub use elementwise::{silu_mul, silu_mul_into};
 pub use embedding::{embedding, embedding_into};
+pub use experts::{experts_linear, quant_experts_linear, route};
+pub use experts::{experts_sum, experts_sum_into};
 pub use float16::{float16_decode, float16_decode_into, float16_encode, float16_matmul};
 pub use layer_norm::{layer_norm, layer_norm_into};
 pub use linear::{linear, linear_into};

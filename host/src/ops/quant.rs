@@ -52,17 +52,40 @@ impl QuantTensor {
             let expected = format!("{} values", x.len());
             return Err(Error::Shape { op: "quantize", argument: "shape", expected, found: shape });
         }
+        whole.write_rows(0, x)?;
+        Ok(whole)
+    }
+
+    /// Replaces rows from `start` on by `x`, whole rows, quantised on the tensor's device, some rows at a time.
+    ///
+    /// ```
+    /// use pascaline::quant::{Format, QuantTensor};
+    /// use pascaline::{DType, Device, ops};
+    /// let mut w = QuantTensor::from_f32(&[0.0; 96], [3, 32], Format::Q8_0, &Device::Cpu)?;
+    /// w.write_rows(1, &[127.0; 32])?;
+    /// assert_eq!(ops::dequantize(&w, DType::F32)?.to_vec::<f32>()?[31..34], [0.0, 127.0, 127.0]);
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if these are not whole rows of the tensor, [`Error::SharedOutput`] if a clone shares its memory.
+    pub fn write_rows(&mut self, start: usize, x: &[f32]) -> Result<()> {
+        let (n, cols, format, device) = (self.rows(), self.cols(), self.format(), self.device());
+        let rows = x.len() / cols;
+        if rows * cols != x.len() || start.checked_add(rows).is_none_or(|end| end > n) {
+            let expected = format!("whole rows of {cols} values, {n} at most from row {start} on");
+            return Err(Error::Shape { op: "quantize", argument: "x", expected, found: [x.len()].into() });
+        }
         let most = (QUANTIZE_PIECE / cols).max(1);
-        for start in (0..n).step_by(most) {
-            let rows = most.min(n - start);
-            let piece = &x[start * cols..(start + rows) * cols];
-            let piece = quantize(&Tensor::from_slice(piece, [rows, cols], device)?, format)?;
-            let parts = [(&mut whole.quants, &piece.quants), (&mut whole.scales, &piece.scales)];
-            for (to, from) in parts {
-                copy_into(to.view_mut()?.narrow(0, start, rows)?, from)?;
+        for from in (0..rows).step_by(most) {
+            let len = most.min(rows - from);
+            let piece = &x[from * cols..(from + len) * cols];
+            let piece = quantize(&Tensor::from_slice(piece, [len, cols], &device)?, format)?;
+            for (to, from_piece) in [(&mut self.quants, &piece.quants), (&mut self.scales, &piece.scales)] {
+                copy_into(to.view_mut()?.narrow(0, start + from, len)?, from_piece)?;
             }
         }
-        Ok(whole)
+        Ok(())
     }
 }
 

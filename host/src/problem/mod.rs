@@ -5,6 +5,7 @@ pub(crate) mod activate;
 pub(crate) mod attention;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
+pub(crate) mod experts;
 pub(crate) mod matmul;
 pub(crate) mod pieces;
 pub(crate) mod reduce;

@@ -183,6 +183,13 @@ impl QuantRows {
         Ok(Self { shape, k, quants, scales })
     }
 
+    /// A range of its rows, which shares its memory.
+    pub(crate) fn narrow(&self, start: usize, rows: usize) -> Result<Self> {
+        let shape = [rows, self.shape.rows_cols().1].into();
+        let [quants, scales] = [&self.quants, &self.scales].map(|part| part.narrow(0, start, rows));
+        Ok(Self { shape, k: self.k, quants: quants?, scales: scales? })
+    }
+
     /// The shape of the tensor that was quantised.
     pub fn shape(&self) -> &Shape {
         &self.shape

@@ -6,12 +6,14 @@
 //! | vector   | b streamed once past a few rows of a        | m ≤ 8                                   |
 //! | reduce   | adds the partial sums of split-K            | too few tiles for the multiprocessors   |
 //! | dequant_linear | tiles of quantised matrices, in f32   | their gradients, and QLoRA              |
+//! | experts  | grouped products, of regtile and vector     | mixture of experts                      |
 //!
 //! The epilogue of every kernel is c = alpha·a·b + bias + beta·d, where d is c itself or has c's layout, so a residual needs
 //! no launch of its own. With beta = 0, d is not read. Sums are f32; f16 is a storage format. Split-K writes its partial
 //! sums to scratch memory, and `reduce` adds them in a fixed order, so results are reproducible bit for bit.
 
 pub mod dequant_linear;
+pub mod experts;
 mod load;
 pub mod reduce;
 pub mod regtile;

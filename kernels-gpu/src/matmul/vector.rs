@@ -41,7 +41,7 @@ const NN_ROWS: usize = 4;
 /// The length of a split in k is a multiple of this.
 pub const K_STEP: u32 = 256;
 /// Elements of a warp's sums in shared memory. The nt kernels use M · R of those of products, and M of those of squares.
-const SUMS: u32 = MAX_M * NT_COLUMNS;
+pub(super) const SUMS: u32 = MAX_M * NT_COLUMNS;
 
 /// Repeats a statement for each column of a warp, or for the constants 0 to `$m` − 1 (at most 7), so that arrays indexed
 /// by them are registers.
@@ -203,7 +203,7 @@ impl<const M: usize> Sums<M> {
 /// [`Nt`] constrains the pointers, which are valid on the launching stream, and the numbers; the grid is that of the
 /// kernels, and all threads of the block are here. `all_products` and `all_squares`: [WARPS, [`SUMS`]].
 #[inline(always)]
-unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usize>(
+pub(super) unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usize>(
     p: Nt<A, B, C>,
     all_products: Shared<f32>,
     all_squares: Shared<f32>,

@@ -66,6 +66,29 @@ pub struct Product {
     pub activation: u32,
 }
 
+/// The parameters of grouped products: y[r] = x[r] · w[e]ᵀ, where row r is one of expert e's.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Experts {
+    /// [rows, n], disjoint from all else
+    pub y: *mut f32,
+    /// [rows, x_k] quants, sorted by expert
+    pub x: *const u8,
+    /// Of x.
+    pub x_scales: *const u8,
+    /// [experts · n, k] quants
+    pub w: *const u8,
+    /// Of w.
+    pub w_scales: *const u8,
+    /// [experts + 1], as [`experts_sort`](crate::experts::experts_sort) writes them
+    pub starts: *const u32,
+    pub experts: u32,
+    pub n: u32,
+    pub k: u32,
+    /// At least k.
+    pub x_k: u32,
+}
+
 /// The parameters of gated products: y = the rows silu(gate)·up of x·wᵀ, quantised. A row of x·wᵀ is n/2 gates, then n/2 ups.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]

@@ -21,6 +21,8 @@
 //! | quant_slices64_‹f›  | 64 × 64  | 512     | a multiprocessor gets at most one: each half of the threads takes every second tile of k |
 //! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
 //! | quant_gated128_‹f›  | 128 × 64 | 128     | [`Gated`], where the product would be quant_tile128 |
+//! | quant_experts64_‹f› | 64 × 64  | 256     | [`Experts`]: a tile has one expert's rows          |
+//! | quant_experts32_‹f› | 32 × 64  | 256     | fewer rows of an expert on average                 |
 
 use super::activations::row_scale;
 use super::blocks::RowScale;
@@ -28,12 +30,15 @@ use super::encode::activations;
 use super::epilogue::Epilogue;
 use super::unroll::unroll;
 use super::weights::{BLOCK_VALUES, MAGIC, Matrix, Weights, chunk, half_minima, upper};
-use super::{FORMATS, Gated, Product};
+use super::{Experts, FORMATS, Gated, Product};
+use crate::activate::IDENTITY;
 use crate::device::Shared;
 use crate::device::int8::{dp4a, load_words};
 use crate::device::math::fma;
 use crate::elementwise::silu;
+use crate::experts::{TileRows, tile_rows};
 use core::marker::PhantomData;
+use core::ptr::null;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec};
@@ -88,6 +93,9 @@ const fn shared_words<W: Weights, const BM: u32>() -> u32 {
 struct Rows {
     quants: *const u8,
     scales: *const u8,
+    /// This block's first row.
+    first: u32,
+    /// The end of the rows that it may read.
     m: u32,
     k: u32,
 }
@@ -111,10 +119,17 @@ trait Output: Copy {
     );
 }
 
+/// A product with the n rows of w from row `from_row` on.
+#[derive(Clone, Copy)]
+struct Columns {
+    epilogue: Epilogue,
+    from_row: u32,
+}
+
 #[inlined]
-impl Output for Epilogue {
+impl Output for Columns {
     fn row(self, place: u32) -> u32 {
-        (thread::block_idx_y() * BN + place).min(self.n - 1)
+        self.from_row + (thread::block_idx_y() * BN + place).min(self.epilogue.n - 1)
     }
 
     unsafe fn finish<W: Weights, const TM: usize, const TN: usize>(
@@ -128,12 +143,12 @@ impl Output for Epilogue {
         let column = thread::block_idx_y() * BN + place;
         unroll!(J < 8 => if J < TN {
             let column = column + apart::<TN>() * J as u32;
-            if column < self.n {
+            if column < self.epilogue.n {
                 // SAFETY: the column is a row of w.
-                let scale = unsafe { W::row_scale(w, column) };
+                let scale = unsafe { W::row_scale(w, self.from_row + column) };
                 unroll!(I < 8 => if I < TM && row + ROW_STEP * (I as u32) < m {
                     // SAFETY: row and column are y's, and the sum is this thread's: this function's contract.
-                    unsafe { self.write(row + ROW_STEP * I as u32, column, acc[I][J] * scale) };
+                    unsafe { self.epilogue.write(row + ROW_STEP * I as u32, column, acc[I][J] * scale) };
                 });
             }
         });
@@ -251,14 +266,13 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
     output: impl Output,
     index: u32,
 ) -> Stage<W> {
-    let row_0 = thread::block_idx_x() * BM;
     let mut stage = Stage::zeros();
     // SAFETY: rows are clamped to the last one, and blocks of w past the row's end are not read.
     unsafe {
         unroll!(I < 4 => if I as u32 * THREADS < RUNS * BM {
             let unit = tid + I as u32 * THREADS;
             if unit < RUNS * BM {
-                let row = (row_0 + unit / RUNS).min(x.m - 1);
+                let row = (x.first + unit / RUNS).min(x.m - 1);
                 let column = (index * RUNS + unit % RUNS) * 16;
                 stage.x[I] = load_words(x.quants.add(row as usize * x.k as usize + column as usize));
             }
@@ -301,7 +315,7 @@ unsafe fn rows_scale<const BM: u32>(unit: u32, x: Rows, index: u32) -> RowScale 
     if unit >= BLOCKS * BM {
         return RowScale { scale: 0.0, sum: 0 };
     }
-    let row = (thread::block_idx_x() * BM + unit / BLOCKS).min(x.m - 1) as usize;
+    let row = (x.first + unit / BLOCKS).min(x.m - 1) as usize;
     // SAFETY: the row is clamped to the last one, and rows of x hold all blocks of a tile.
     unsafe { row_scale(x.scales.add(row * (x.k / 4) as usize), index * BLOCKS + unit % BLOCKS) }
 }
@@ -689,7 +703,7 @@ unsafe fn tile<
         }
 
         // write
-        output.finish::<W, TM, TN>(acc, thread::block_idx_x() * BM + row, column, w, x.m);
+        output.finish::<W, TM, TN>(acc, x.first + row, column, w, x.m);
     }
 }
 
@@ -706,6 +720,9 @@ macro_rules! tiles {
                 tiles! { @ slices64 $format $name "quant_slices64_" BM = 64, TM = 4, TN = 4, SLICES = 2, MIN_BLOCKS = 1 }
                 tiles! { @ tile32 $format $name "quant_tile32_" BM = 32, TM = 2, TN = 4, SLICES = 1, MIN_BLOCKS = 2 }
 
+                tiles! { @ experts experts64 $format $name "quant_experts64_" BM = 64, TM = 4, TN = 4 }
+                tiles! { @ experts experts32 $format $name "quant_experts32_" BM = 32, TM = 2, TN = 4 }
+
                 /// # Safety
                 /// [`Gated`] constrains the pointers, which are valid on the launching stream; m, n, k > 0, and x_k is a multiple
                 /// of 64.
@@ -715,7 +732,7 @@ macro_rules! tiles {
                 )]
                 pub unsafe fn gated128(p: Gated) {
                     let Gated { quants, scales, m, n, k, x_k, y_k, .. } = p;
-                    let x = Rows { quants: p.x, scales: p.x_scales, m, k: x_k };
+                    let x = Rows { quants: p.x, scales: p.x_scales, first: thread::block_idx_x() * 128, m, k: x_k };
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     let output = GatedRows { quants, scales, n, k: y_k };
                     // SAFETY: this kernel's contract is the body's.
@@ -734,6 +751,10 @@ macro_rules! tiles {
         pub const TILE32: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::tile32),*];
         /// By format. grid = [ceil(m / 128), y_k / 32]
         pub const GATED128: [KernelSpec<Gated>; FORMATS] = [$(kernels::$file::gated128),*];
+        /// By format. grid = [[`slots`](crate::experts::slots) of 64 rows, ceil(n / BN)]
+        pub const EXPERTS64: [KernelSpec<Experts>; FORMATS] = [$(kernels::$file::experts64),*];
+        /// By format. grid = [slots of 32 rows, ceil(n / BN)]
+        pub const EXPERTS32: [KernelSpec<Experts>; FORMATS] = [$(kernels::$file::experts32),*];
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$(
             kernels::$file::tile128.info(),
@@ -741,7 +762,32 @@ macro_rules! tiles {
             kernels::$file::slices64.info(),
             kernels::$file::tile32.info(),
             kernels::$file::gated128.info(),
+            kernels::$file::experts64.info(),
+            kernels::$file::experts32.info(),
         )*];
+    };
+    (
+        @ experts $kernel:ident $format:ident $name:literal $begin:literal
+        BM = $bm:literal, TM = $tm:literal, TN = $tn:literal
+    ) => {
+        /// # Safety
+        /// [`Experts`] constrains the pointers, which are valid on the launching stream; n, k > 0 and x_k is a multiple of 64.
+        #[kernel(
+            name = concat!($begin, $name), block = threads($tn), min_blocks = 2,
+            shared(buffers: [u32; shared_words::<$format, $bm>()])
+        )]
+        pub unsafe fn $kernel(p: Experts) {
+            let Experts { y, n, k, x_k, .. } = p;
+            // SAFETY: all lanes are here, and the starts are the sort's: this kernel's contract.
+            let rows = unsafe { tile_rows(p.starts, p.experts, thread::block_idx_x(), $bm) };
+            let Some(TileRows { expert, first, len }) = rows else { return };
+            let epilogue = Epilogue { y, bias: null(), residual: null(), n, activation: IDENTITY };
+            let output = Columns { epilogue, from_row: expert * n };
+            let x = Rows { quants: p.x, scales: p.x_scales, first, m: first + len, k: x_k };
+            let w = Matrix { quants: p.w, scales: p.w_scales, k };
+            // SAFETY: the rows are x's and y's, and this block's alone in these columns; else, this kernel's contract is the body's.
+            unsafe { tile::<$format, $bm, $tm, $tn, 1, { threads($tn) }>(output, x, w, buffers) }
+        }
     };
     (
         @ $kernel:ident $format:ident $name:literal $begin:literal
@@ -756,11 +802,11 @@ macro_rules! tiles {
         )]
         pub unsafe fn $kernel(p: Product) {
             let Product { y, bias, residual, m, n, k, x_k, activation, .. } = p;
-            let epilogue = Epilogue { y, bias, residual, n, activation };
-            let x = Rows { quants: p.x, scales: p.x_scales, m, k: x_k };
+            let output = Columns { epilogue: Epilogue { y, bias, residual, n, activation }, from_row: 0 };
+            let x = Rows { quants: p.x, scales: p.x_scales, first: thread::block_idx_x() * $bm, m, k: x_k };
             let w = Matrix { quants: p.w, scales: p.w_scales, k };
             // SAFETY: this kernel's contract is the body's.
-            unsafe { tile::<$format, $bm, $tm, $tn, $s, { threads($tn) }>(epilogue, x, w, buffers) }
+            unsafe { tile::<$format, $bm, $tm, $tn, $s, { threads($tn) }>(output, x, w, buffers) }
         }
     };
 }

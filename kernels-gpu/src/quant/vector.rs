@@ -19,6 +19,7 @@
 //! | kernel                | rows of x        | rows of w per warp and units of each per lane |
 //! |-----------------------|------------------|-----------------------------------------------|
 //! | quant_vector1_‹f›     | 1, f32           | 2 · [`LANE_UNITS`](Weights::LANE_UNITS)       |
+//! | quant_experts1_‹f›    | 1, f32, and an expert's rows of w, for each pair | as quant_vector1 |
 //! | quant_vector2_‹f›     | 1, 2, quantised  | 4 · 1                                         |
 //! | quant_vector4_‹f›     | 3, 4, quantised  | 2 · 1                                         |
 //! | quant_vector8_‹f›     | 5 to 8, quantised | 2 · 1                                        |
@@ -33,7 +34,9 @@ use super::epilogue::Epilogue;
 use super::unroll::unroll;
 use super::weights::{Matrix, Weights};
 use super::{FORMATS, Product};
+use crate::activate::IDENTITY;
 use crate::device::{keep_order, shared};
+use core::ptr::null;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
@@ -76,6 +79,28 @@ pub struct Vector1 {
     pub activation: u32,
 }
 
+/// The parameters of the kernels for one row of each pair of a token and an expert: y[p] = x[p / sharing] · w[ids[p]]ᵀ.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Experts1 {
+    /// [pairs, n], disjoint from all else
+    pub y: *mut f32,
+    /// [pairs / sharing, cols], 16-byte aligned
+    pub x: *const f32,
+    /// [experts · n, k] quants
+    pub w: *const u8,
+    /// Of w.
+    pub w_scales: *const u8,
+    /// [pairs], below the number of experts
+    pub ids: *const u32,
+    pub n: u32,
+    pub k: u32,
+    /// At most k; a multiple of 4 unless there is one row of x.
+    pub cols: u32,
+    /// Neighbouring pairs that have one row of x.
+    pub sharing: u32,
+}
+
 /// Number of blocks of [`VECTOR1`] that cover all columns of y.
 pub fn blocks1(n: u32) -> u32 {
     n.div_ceil(WARPS1 * ROWS1)
@@ -106,12 +131,12 @@ const fn sections<W: Weights>() -> bool {
 
 #[inlined]
 impl<const R: usize> Rows<R> {
-    /// R rows from `first` on and from unit `unit` on; rows past the end are the last one.
-    fn new<W: Weights>(w: Matrix, first: u32, n: u32, unit: u32) -> Self {
+    /// R rows from `first` on and from unit `unit` on, of the n rows from row `base` on; rows past the end are the last one.
+    fn new<W: Weights>(w: Matrix, base: u32, first: u32, n: u32, unit: u32) -> Self {
         let units = w.k / W::UNIT;
         let mut rows = Self { quants: [0; R], scales: [0; R] };
         unroll!(J < 4 => if J < R {
-            let row = (first + J as u32).min(n - 1);
+            let row = base + (first + J as u32).min(n - 1);
             let unit = row * units + unit;
             if sections::<W>() {
                 rows.quants[J] = unit;
@@ -254,13 +279,16 @@ impl Tile {
     }
 }
 
+/// The product with the n rows of w from row `from_row` on. With `ONCE`, blocks cover them all at once.
+///
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
+unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
     epilogue: Epilogue,
     x: *const f32,
     w: Matrix,
+    from_row: u32,
     cols: u32,
 ) {
     const R: usize = ROWS1 as usize;
@@ -287,7 +315,7 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
                 let tile = Tile { x, cols, from };
                 // load
                 let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X>() };
-                let rows = Rows::<R>::new::<W>(w, first, n, from / W::UNIT);
+                let rows = Rows::<R>::new::<W>(w, from_row, first, n, from / W::UNIT);
                 let mut stage = Stage::<W, R, U>::load(w, &rows, lane, units);
                 // sync
                 if !quantized {
@@ -320,8 +348,11 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
             });
             let column = first + lane;
             if lane < ROWS1 && column < n {
-                epilogue.write(0, column, own * W::row_scale(w, column));
+                epilogue.write(0, column, own * W::row_scale(w, from_row + column));
             }
+        }
+        if ONCE {
+            return;
         }
         base += thread::grid_dim_x() * WARPS1 * ROWS1;
     }
@@ -386,7 +417,7 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize, const MR: usize>(
     }
     let lane = warp::lane_id();
     let units = w.k / W::UNIT;
-    let rows = Rows::<R>::new::<W>(w, first, n, 0);
+    let rows = Rows::<R>::new::<W>(w, 0, first, n, 0);
     let mut acc = [[0.0f32; R]; M];
     // SAFETY: rows of x and w are cut off at the last, units at the row's end; rows of x are no shorter than those
     // of w. All lanes of the warp reach the shuffles.
@@ -443,6 +474,8 @@ macro_rules! vectors {
                 use crate::quant::formats::$file::$format;
 
                 const EARLY: usize = $format::EARLY;
+                /// Registers do not suffice for more.
+                const EARLY_EXPERTS: usize = if EARLY > 0 { EARLY - 1 } else { 0 };
 
                 /// One row of x, in f32. grid = any number of blocks, see [`blocks1`].
                 ///
@@ -460,7 +493,31 @@ macro_rules! vectors {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
-                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY>(epilogue, p.x, w, p.cols)
+                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY, false>(epilogue, p.x, w, 0, p.cols)
+                    }
+                }
+
+                /// As [`vector1`], for pair blockIdx.y.
+                ///
+                /// # Safety
+                /// [`Experts1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
+                #[kernel(
+                    name = concat!("quant_experts1_", $name),
+                    block = THREADS1, min_blocks = 2, shared_bytes = 4 * (quant_words(TILE) + block_words(TILE)),
+                    shuffles = 6 * (EARLY_EXPERTS as u32 + 1) + 5 * ROWS1
+                )]
+                pub unsafe fn experts1(p: Experts1) {
+                    let pair = thread::block_idx_y();
+                    let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
+                    // SAFETY: the pair exists; else, this kernel's contract is the body's.
+                    unsafe {
+                        let (y, x) = (
+                            p.y.add((pair * p.n) as usize),
+                            p.x.add((pair / p.sharing.max(1) * p.cols) as usize),
+                        );
+                        let epilogue = Epilogue { y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
+                        let from_row = *p.ids.add(pair as usize) * p.n;
+                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, from_row, p.cols)
                     }
                 }
 
@@ -474,6 +531,8 @@ macro_rules! vectors {
 
         /// For one row of x, by format.
         pub const VECTOR1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::vector1),*];
+        /// For one row of x for each pair of a token and an expert, by format. grid = [[`blocks1`], pairs]
+        pub const EXPERTS1: [KernelSpec<Experts1>; FORMATS] = [$(kernels::$file::experts1),*];
         /// By variant (2, 4, 8, 16 rows of x) and format. grid = [ceil(n / columns per block)], see [`variant_for`].
         pub const VECTOR: [[KernelSpec<Product>; FORMATS]; 4] = [
             [$(kernels::$file::vector2),*],
@@ -484,6 +543,7 @@ macro_rules! vectors {
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$(
             kernels::$file::vector1.info(),
+            kernels::$file::experts1.info(),
             kernels::$file::vector2.info(),
             kernels::$file::vector4.info(),
             kernels::$file::vector8.info(),

@@ -1,6 +1,6 @@
 //! Sizes and stop tokens from the metadata of a text file.
 
-use crate::config::{GenerationConfig, TextConfig};
+use crate::config::{ExpertsConfig, GenerationConfig, TextConfig};
 use crate::gguf::Gguf;
 use crate::gguf::Metadata;
 use crate::json::MAX_DIMENSION;
@@ -54,9 +54,26 @@ pub fn text_config(
     if metadata.dimension_or(&key("vocab_size"), vocab_size)? != vocab_size {
         return Err(metadata.bad(&key("vocab_size"), format!("{embedding} has {vocab_size} rows")));
     }
+    let experts = match metadata.dimension_or(&key("expert_count"), 0)? {
+        0 => None,
+        count => Some(ExpertsConfig {
+            count,
+            per_token: metadata.dimension(&key("expert_used_count"))?,
+            width: metadata.dimension(&key("expert_feed_forward_length"))?,
+            normalized: true, // llama.cpp divides by the sum in these architectures
+            step: 1,
+            dense_layers: Vec::new(),
+        }),
+    };
+    let width = key("feed_forward_length");
+    let intermediate_size = match experts {
+        None => metadata.dimension(&width)?,
+        Some(_) => metadata.dimension_or(&width, 0)?, // no layer has one
+    };
     let config = TextConfig {
         hidden_size,
-        intermediate_size: metadata.dimension(&key("feed_forward_length"))?,
+        intermediate_size,
+        experts,
         num_hidden_layers: metadata.dimension(&key("block_count"))?,
         num_attention_heads,
         num_key_value_heads: metadata.dimension_or(&key("attention.head_count_kv"), num_attention_heads)?,
@@ -71,6 +88,8 @@ pub fn text_config(
     let text_key = |name: &str| match name {
         "num_key_value_heads" => key("attention.head_count_kv"),
         "head_dim" => key("attention.key_length"),
+        "num_experts" => key("expert_count"),
+        "num_experts_per_tok" => key("expert_used_count"),
         "mrope_section" => key("rope.dimension_sections"),
         other => other.to_owned(),
     };

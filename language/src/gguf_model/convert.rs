@@ -24,6 +24,13 @@ const UNUSED: i32 = 5;
 pub fn text_plan(dir: &Path, config: &Config, mix: Mix) -> Result<Plan> {
     let text = &config.text;
     let tensors = planned_tensors(config, false, |published, shape| mix.type_for(published, shape, config));
+    if let Some(experts) = &text.experts
+        && !(experts.normalized && experts.sparse_layers(text.num_hidden_layers) == text.num_hidden_layers)
+    {
+        let reason =
+            "GGUF files can't state layers without experts, or weights that are not divided by their sum";
+        return Err(bad(&dir.join("config.json"), Some("num_experts"), reason));
+    }
     let mut plan = Plan { keys: Vec::new(), tensors };
     let size = size_label(plan.parameters());
     let mut add = |key: &str, field: Field| plan.keys.push((key.to_owned(), field));
@@ -47,6 +54,13 @@ pub fn text_plan(dir: &Path, config: &Config, mix: Mix) -> Result<Plan> {
         ("attention.value_length", Field::U32(text.head_dim as u32)),
     ]
     .into_iter()
+    .chain(text.experts.iter().flat_map(|experts| {
+        [
+            ("expert_count", Field::U32(experts.count as u32)),
+            ("expert_used_count", Field::U32(experts.per_token as u32)),
+            ("expert_feed_forward_length", Field::U32(experts.width as u32)),
+        ]
+    }))
     .chain(config.model.gguf_keys(config))
     {
         add(&format!("{architecture}.{name}"), field);

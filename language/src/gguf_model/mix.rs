@@ -72,8 +72,11 @@ impl Mix {
 
     /// The type of a text model's matrix, by its published name; norms are in f32 in every mix.
     pub fn type_for(self, published: &str, shape: &[usize], config: &Config) -> GgmlType {
-        let &[_, columns] = shape else { return GgmlType::F32 };
-        fitting(self.wanted(published, config), columns)
+        match *shape {
+            _ if published.ends_with("mlp.gate.weight") => GgmlType::F32, // the router
+            [_, columns] | [_, _, columns] => fitting(self.wanted(published, config), columns),
+            _ => GgmlType::F32,
+        }
     }
 
     /// How the tensors of a model, by their published names, are stored on a device from files of this mix; the vision file
@@ -102,7 +105,16 @@ impl Mix {
         let eighth = layers / 8;
         let matters = layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
         let sharing = config.text.num_attention_heads / config.text.num_key_value_heads;
+        // With eight experts attention is so small a part that it takes more bits.
+        let eight = config.text.experts.as_ref().is_some_and(|experts| experts.count == 8);
         match self {
+            Self::F16 | Self::Q8_0 => usual,
+            _ if eight && (values || published.contains("k_proj")) => GgmlType::Q8_0,
+            Self::Q2_K | Self::Q3_K_S | Self::Q3_K_M | Self::IQ4_NL | Self::IQ4_XS | Self::Q4_K_M
+                if eight && out =>
+            {
+                GgmlType::Q5_K
+            }
             Self::Q4_K_M | Self::Q5_K_M if (values || down) && matters => GgmlType::Q6_K,
             Self::IQ4_NL | Self::IQ4_XS if values && sharing >= 4 => GgmlType::Q5_K,
             Self::IQ4_NL | Self::IQ4_XS if down && layer < eighth => GgmlType::Q5_K,

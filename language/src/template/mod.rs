@@ -67,6 +67,10 @@ impl Template {
     /// # Errors
     /// [`TemplateError`] if the template raises one, uses an unsupported feature, costs too much, or makes a longer text.
     pub fn render(&self, variables: Vec<(&str, Value)>, most: usize) -> Result<String, TemplateError> {
+        if let Some((name, _)) = variables.iter().find(|(_, value)| value.depth() > MAX_DEPTH) {
+            let reason = format!("`{name}` is nested more than {MAX_DEPTH} deep");
+            return Err(TemplateError { line: 1, reason });
+        }
         eval::render(&self.0, variables, BUDGET, most)
     }
 }

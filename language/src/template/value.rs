@@ -148,6 +148,24 @@ impl From<bool> for Value {
     }
 }
 
+/// Numbers that no `i64` is equal to are floats.
+impl From<&serde_json::Value> for Value {
+    fn from(value: &serde_json::Value) -> Self {
+        use serde_json::Value as Json;
+        match value {
+            Json::Null => Self::None,
+            Json::Bool(value) => Self::Bool(*value),
+            Json::Number(number) => match number.as_i64() {
+                Some(whole) => Self::Int(whole),
+                None => Self::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => text.as_str().into(),
+            Json::Array(items) => Self::list(items.iter().map(Self::from).collect()),
+            Json::Object(map) => Self::map(map.iter().map(|(name, value)| (name.as_str(), value.into()))),
+        }
+    }
+}
+
 impl From<i64> for Value {
     fn from(value: i64) -> Self {
         Self::Int(value)

@@ -5,8 +5,10 @@
 mod common;
 
 mod api;
+mod api_tools;
 mod device_lost;
 mod hostile;
+mod interfaces;
 mod out_of_memory;
 mod panics;
 mod replicas;

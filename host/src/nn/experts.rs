@@ -1,0 +1,145 @@
+//! Mixture of experts in place of an MLP.
+
+use super::{Map, Matrix, RmsNorm, misfit};
+use crate::ops::{self, ExpertRows, Routes};
+use crate::{DType, Error, Result, Tensor};
+
+/// Tokens that are computed at a time, which bounds the memory of what is between the products; more would not make them faster.
+const TOKENS: usize = 1024;
+
+/// Σ weight · down(silu(gate(x)) ⊙ up(x)) over the experts of each token, which a router chooses:
+/// [`ops::route`], [`ops::experts_linear`], [`ops::experts_sum`].
+///
+/// ```
+/// use pascaline::nn::Experts;
+/// use pascaline::{Device, Tensor};
+/// let tensor = |values: &[f32]| Tensor::from_slice(values, [2, 1], &Device::Cpu); // a row for each of two experts
+/// let experts = Experts::new(tensor(&[5.0, -5.0])?, tensor(&[100.0, 1.0])?, tensor(&[2.0, 1.0])?, tensor(&[1.0, 1.0])?, 1)?;
+/// let y = experts.forward(&Tensor::from_slice(&[3.0f32], [1, 1], &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec::<f32>()?, [300.0 * 6.0]); // the first one's
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Experts {
+    router: Tensor,
+    gate: Matrix,
+    up: Matrix,
+    down: Matrix,
+    top_k: usize,
+    normalized: bool,
+}
+
+impl Experts {
+    /// `router`: [experts, hidden]; `gate`, `up`: [experts · inner, hidden], `down`: [experts · hidden, inner], each expert's rows below
+    /// the previous one's. Each token has `top_k` experts, whose weights are divided by their sum.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the matrices do not match each other; [`Error::Unsupported`] if one has several types or an adapter, or if
+    /// `top_k` is not 1 to the number of experts.
+    pub fn new(
+        router: Tensor,
+        gate: impl Into<Matrix>,
+        up: impl Into<Matrix>,
+        down: impl Into<Matrix>,
+        top_k: usize,
+    ) -> Result<Self> {
+        let (gate, up, down) = (gate.into(), up.into(), down.into());
+        let &[experts, hidden] = router.dims() else {
+            return Err(misfit("Experts", "router", "[experts, hidden]", &router));
+        };
+        if !(1..=experts).contains(&top_k) {
+            let reason = format!("not 1 to {experts}, the number of experts");
+            return Err(Error::Unsupported {
+                op: "Experts",
+                argument: "top_k",
+                value: top_k.to_string(),
+                reason,
+            });
+        }
+        let inner = gate.dims().first().map_or(0, |rows| rows / experts);
+        for (argument, matrix, rows, columns) in [
+            ("gate", &gate, experts * inner, hidden),
+            ("up", &up, experts * inner, hidden),
+            ("down", &down, experts * hidden, inner),
+        ] {
+            if matrix.dims() != [rows, columns] {
+                let (expected, found) = (format!("[{rows}, {columns}]"), matrix.dims().into());
+                return Err(Error::Shape { op: "Experts", argument, expected, found });
+            }
+            if !matches!(matrix, Matrix::Plain(_) | Matrix::Quantized(_)) {
+                let reason = "experts' matrices have one type and no adapter".into();
+                let value = "a matrix of parts".into();
+                return Err(Error::Unsupported { op: "Experts", argument, value, reason });
+            }
+        }
+        Ok(Self { router, gate, up, down, top_k, normalized: true })
+    }
+
+    /// With the probabilities among all experts as weights, not divided by their sum.
+    pub fn unnormalized(self) -> Self {
+        Self { normalized: false, ..self }
+    }
+
+    /// `x`: [rows, hidden] f32 → the same shape.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `x` does not match.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward_fused(x, None, None)
+    }
+
+    /// experts(norm(x)) + residual.
+    pub(super) fn forward_fused(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let &[rows, hidden] = x.dims() else { return Err(misfit("Experts", "x", "[rows, hidden]", x)) };
+        let mut y = Tensor::uninitialized([rows, hidden], DType::F32, &x.device())?;
+        for start in (0..rows).step_by(TOKENS) {
+            let len = TOKENS.min(rows - start);
+            let x = x.narrow(0, start, len)?;
+            let x = norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))?;
+            let residual = residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
+            let routes = ops::route(&x, &self.router, self.top_k, self.normalized)?;
+            let gate = product(ExpertRows::Tokens(&x), &self.gate, &routes)?;
+            let up = product(ExpertRows::Tokens(&x), &self.up, &routes)?;
+            let inner = ops::silu_mul(&gate, &up)?;
+            drop((gate, up));
+            let down = product(ExpertRows::Pairs(&inner), &self.down, &routes)?;
+            let y = y.view_mut()?.narrow(0, start, len)?;
+            ops::experts_sum_into(y, &down, &routes, residual.as_ref())?;
+        }
+        Ok(y)
+    }
+
+    /// As [`Linear::map`](super::Linear::map).
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        let (gate, up, down) = (self.gate.map(f)?, self.up.map(f)?, self.down.map(f)?);
+        Ok(Self { router: f(&self.router)?, gate, up, down, ..*self })
+    }
+
+    pub(super) fn matrices(&self) -> Vec<&Matrix> {
+        vec![&self.gate, &self.up, &self.down]
+    }
+
+    /// Bytes of the stored weights that a token reads.
+    pub(super) fn weight_bytes(&self) -> usize {
+        let all: usize = self.matrices().into_iter().map(Matrix::bytes).sum();
+        let router = self.router.shape().elements() * self.router.dtype().size();
+        router + all / self.router.dims()[0] * self.top_k // `new` has checked that it is a matrix of experts
+    }
+}
+
+fn product(x: ExpertRows, w: &Matrix, routes: &Routes) -> Result<Tensor> {
+    match w {
+        Matrix::Quantized(w) => ops::quant_experts_linear(x, w, routes),
+        Matrix::Plain(w) => ops::experts_linear(x, w, routes),
+        Matrix::Stacked(_) | Matrix::Adapted(_) => {
+            let (argument, value) = ("w", "a matrix of parts".to_owned());
+            let reason = "`Experts::new` refuses it".into();
+            Err(Error::Unsupported { op: "Experts", argument, value, reason })
+        }
+    }
+}

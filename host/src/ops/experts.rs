@@ -1,0 +1,320 @@
+//! Mixture of experts: choosing experts, products with their matrices, and the weighted sum.
+
+use super::check::{Check, aligned};
+use super::{copy_into, embedding, linear, linear_into, quant_matmul_rows_into, quantize_rows};
+use crate::problem::activate::Epilogue;
+use crate::problem::experts::{ExpertRows, Routes, Sorted};
+use crate::quant::QuantTensor;
+use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
+use kernels_gpu::experts::MAX_EXPERTS;
+
+const ROUTE: Check = Check("route");
+
+/// The `top_k` experts of each token with the largest probabilities, softmax(x·gateᵀ) over all experts; of equal ones those with
+/// lower numbers. Their probabilities are the weights, divided by their sum if `normalized`.
+///
+/// `x`: [tokens, k] f32, `gate`: [experts, k] f32 or f16, both contiguous. Sums are f32. On a GPU it is one launch, and one more that
+/// sorts the pairs of many tokens by expert; the host does not wait.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let gate = Tensor::from_slice(&[0.0f32, 2.0, 1.0], [3, 1], &Device::Cpu)?; // three experts
+/// let x = Tensor::from_slice(&[1.0f32, -1.0], [2, 1], &Device::Cpu)?;
+/// let (ids, weights) = ops::route(&x, &gate, 2, true)?.to_vecs()?;
+/// assert_eq!(ids, [1, 2, 0, 2]);
+/// assert!((weights[0] - 1.0 / (1.0 + (-1f32).exp())).abs() < 1e-6);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Unsupported`] if there are more than 1024 experts, or `top_k` is 0 or more than there are.
+pub fn route(x: &Tensor, gate: &Tensor, top_k: usize, normalized: bool) -> Result<Routes> {
+    ROUTE.dtype("x", x, DType::F32)?;
+    ROUTE.float("gate", gate)?;
+    let &[tokens, k] = x.dims() else { return Err(ROUTE.bad_shape("x", x, "[tokens, k]")) };
+    let &[experts, columns] = gate.dims() else {
+        return Err(ROUTE.bad_shape("gate", gate, "[experts, k]"));
+    };
+    if columns != k {
+        return Err(ROUTE.bad_shape("gate", gate, format!("[experts, {k}]")));
+    }
+    ROUTE.contiguous("x", x)?;
+    ROUTE.contiguous("gate", gate)?;
+    check_counts(experts, top_k)?;
+    let device = x.device();
+    let mut ids = Tensor::uninitialized([tokens, top_k], DType::U32, &device)?;
+    let mut weights = Tensor::uninitialized([tokens, top_k], DType::F32, &device)?;
+    let weights_view = weights.view_mut()?;
+    ROUTE.device(&weights_view, &[("x", x), ("gate", gate)])?;
+    match &device {
+        Device::Cpu => {
+            let logits = linear(x, gate, None, &Epilogue::default())?;
+            cpu::experts::choose(ids.view_mut()?, weights_view, &logits, normalized)?;
+        }
+        Device::Cuda(device) => {
+            gpu::experts::route(device, ids.view_mut()?, weights_view, x, gate, normalized)?;
+        }
+    }
+    sorted(ids, weights, experts)
+}
+
+fn check_counts(experts: usize, top_k: usize) -> Result<()> {
+    if experts > MAX_EXPERTS as usize {
+        return Err(ROUTE.unsupported(
+            "gate",
+            experts,
+            format!("there may be {MAX_EXPERTS} experts at most"),
+        ));
+    }
+    match (1..=experts).contains(&top_k) {
+        true => Ok(()),
+        false => Err(ROUTE.unsupported("top_k", top_k, format!("not 1 to {experts}, the number of experts"))),
+    }
+}
+
+/// With the order of rows: on a GPU few tokens need none.
+fn sorted(ids: Tensor, weights: Tensor, experts: usize) -> Result<Routes> {
+    let device = ids.device();
+    let tokens = ids.dims()[0];
+    let mut routes = Routes { ids, weights, experts, sorted: None };
+    if matches!(device, Device::Cuda(_)) && tokens <= gpu::experts::MAX_UNSORTED_TOKENS {
+        return Ok(routes);
+    }
+    let pairs = routes.ids.shape().elements();
+    let new = |len: usize| Tensor::uninitialized([len], DType::U32, &device);
+    let mut order = Sorted { tokens: new(pairs)?, places: new(pairs)?, starts: new(experts + 1)? };
+    match &device {
+        Device::Cpu => cpu::experts::sort(&mut order, &routes.ids)?,
+        Device::Cuda(device) => gpu::experts::sort(device, &mut order, &routes.ids)?,
+    }
+    routes.sorted = Some(order);
+    Ok(routes)
+}
+
+impl Routes {
+    /// Given experts and weights: `top_k` of each for every token.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if both are not as many, and whole tokens; [`Error::Unsupported`] as [`route`], or if an id is no expert's.
+    pub fn from_slices(
+        ids: &[u32],
+        weights: &[f32],
+        top_k: usize,
+        experts: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        check_counts(experts, top_k)?;
+        if ids.len() != weights.len() || !ids.len().is_multiple_of(top_k) {
+            let (expected, found) = (format!("{} weights, {top_k} for each token", ids.len()), weights.len());
+            return Err(Error::Shape { op: "route", argument: "weights", expected, found: [found].into() });
+        }
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= experts) {
+            return Err(ROUTE.unsupported("ids", id, format!("there are {experts} experts")));
+        }
+        let shape = [ids.len() / top_k, top_k];
+        sorted(Tensor::from_slice(ids, shape, device)?, Tensor::from_slice(weights, shape, device)?, experts)
+    }
+
+    fn pairs(&self) -> usize {
+        self.ids.shape().elements()
+    }
+
+    /// A row for each pair, in the order of the rows of products.
+    fn rows(&self, x: ExpertRows) -> Result<Tensor> {
+        match (x, &self.sorted) {
+            (ExpertRows::Pairs(x), _) => Ok(x.clone()),
+            (ExpertRows::Tokens(x), Some(sorted)) => embedding(x, &sorted.tokens),
+            // not sorted: the kernels read a token's row for each of its pairs
+            (ExpertRows::Tokens(x), None) => Ok(x.clone()),
+        }
+    }
+}
+
+const LINEAR: Check = Check("experts_linear");
+
+/// Checks a product; returns the device, the width of x, and the rows of each expert.
+fn check_product(
+    x: ExpertRows,
+    routes: &Routes,
+    held: &Tensor,
+    w: &[usize],
+) -> Result<(Device, usize, usize)> {
+    let (x, rows, expected) = match x {
+        ExpertRows::Tokens(x) => (x, routes.tokens(), "[tokens, k]"),
+        ExpertRows::Pairs(x) => (x, routes.pairs(), "[tokens · top_k, k]"),
+    };
+    LINEAR.dtype("x", x, DType::F32)?;
+    LINEAR.contiguous("x", x)?;
+    let &[found, k] = x.dims() else { return Err(LINEAR.bad_shape("x", x, expected)) };
+    if found != rows {
+        return Err(LINEAR.bad_shape("x", x, format!("{expected}, {rows} rows")));
+    }
+    match *w {
+        [all, columns] if columns == k && all.is_multiple_of(routes.experts) && k > 0 => {
+            for (argument, other) in [("x", x), ("w", held)] {
+                if !other.device().same(&routes.ids.device()) {
+                    return Err(LINEAR.elsewhere(argument, &other.device(), &routes.ids.device()));
+                }
+            }
+            Ok((x.device(), k, all / routes.experts))
+        }
+        _ => {
+            let expected = format!("[{} · n, {k}] with k > 0", routes.experts);
+            Err(Error::Shape { op: LINEAR.0, argument: "w", expected, found: w.into() })
+        }
+    }
+}
+
+/// The output of a product, within 32-bit indices.
+fn output(routes: &Routes, n: usize, device: &Device) -> Result<Tensor> {
+    let y = Tensor::uninitialized([routes.pairs(), n], DType::F32, device)?;
+    LINEAR.size("y", &y)?;
+    Ok(y)
+}
+
+/// `y[r, :] = x[r, :] · w[e]ᵀ` for each pair, where e is its expert: [pairs, n] f32, in the order of `routes`.
+///
+/// `x`: f32; `w`: [experts · n, k] f32 or f16, each expert's [n, k] below the previous one's; all contiguous. On a GPU one launch has the
+/// products of all experts, and no row is padded.
+///
+/// ```
+/// use pascaline::ops::{self, ExpertRows, Routes};
+/// use pascaline::{Device, Tensor};
+/// let w = Tensor::from_slice(&[1.0f32, 10.0, 100.0], [3, 1], &Device::Cpu)?; // of three experts
+/// let routes = Routes::from_slices(&[2, 0], &[0.5, 0.5], 2, 3, &Device::Cpu)?; // one token has two of them
+/// let x = Tensor::from_slice(&[3.0f32], [1, 1], &Device::Cpu)?;
+/// let y = ops::experts_linear(ExpertRows::Tokens(&x), &w, &routes)?;
+/// assert_eq!(ops::experts_sum(&y, &routes, None)?.to_vec::<f32>()?, [0.5 * 300.0 + 0.5 * 3.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+pub fn experts_linear(x: ExpertRows, w: &Tensor, routes: &Routes) -> Result<Tensor> {
+    LINEAR.float("w", w)?;
+    LINEAR.contiguous("w", w)?;
+    let (device, _, n) = check_product(x, routes, w, w.dims())?;
+    let mut y = output(routes, n, &device)?;
+    if y.shape().elements() == 0 {
+        return Ok(y);
+    }
+    let rows = routes.rows(x)?;
+    match &device {
+        Device::Cuda(device) => {
+            let sharing = if matches!(x, ExpertRows::Tokens(_)) { routes.top_k() } else { 1 };
+            gpu::experts::linear(device, y.view_mut()?, &rows, w, routes, sharing)?;
+        }
+        Device::Cpu => each_expert(&mut y, routes, |y, expert, start, len| {
+            let (x, w) = (rows.narrow(0, start, len)?, w.narrow(0, expert * n, n)?);
+            linear_into(y, &x, &w, None, &Epilogue::default())
+        })?,
+    }
+    Ok(y)
+}
+
+/// [`experts_linear`] with quantised matrices; activations are quantised to 8 bits.
+///
+/// ```
+/// use pascaline::ops::{self, ExpertRows, Routes};
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor};
+/// let w = ops::quantize(&Tensor::ones([2, 32], DType::F32, &Device::Cpu)?, Format::Q8_0)?; // two experts of one row
+/// let routes = Routes::from_slices(&[1], &[1.0], 1, 2, &Device::Cpu)?;
+/// let x = Tensor::ones([1, 32], DType::F32, &Device::Cpu)?;
+/// let y = ops::quant_experts_linear(ExpertRows::Tokens(&x), &w, &routes)?;
+/// assert!((y.to_vec::<f32>()?[0] - 32.0).abs() < 0.01);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+pub fn quant_experts_linear(x: ExpertRows, w: &QuantTensor, routes: &Routes) -> Result<Tensor> {
+    let (device, k, n) = check_product(x, routes, &w.quants, w.shape().dims())?;
+    let mut y = output(routes, n, &device)?;
+    if y.shape().elements() == 0 {
+        return Ok(y);
+    }
+    let rows = routes.rows(x)?;
+    match &device {
+        Device::Cuda(device) if routes.sorted.is_none() => {
+            let sharing = if matches!(x, ExpertRows::Tokens(_)) { routes.top_k() } else { 1 };
+            let rows = if k.is_multiple_of(4) { aligned(&rows)? } else { padded(&rows)? };
+            gpu::experts::vectors(device, y.view_mut()?, &rows, w, routes, sharing)?;
+        }
+        Device::Cuda(device) => {
+            gpu::experts::tiles(device, y.view_mut()?, &quantize_rows(&rows)?, w, routes)?;
+        }
+        Device::Cpu => {
+            let rows = quantize_rows(&rows)?;
+            each_expert(&mut y, routes, |y, expert, start, len| {
+                let (x, w) = (rows.narrow(start, len)?, w.narrow(expert * n, n)?);
+                quant_matmul_rows_into(y, &x, &w, &Epilogue::default())
+            })?;
+        }
+    }
+    Ok(y)
+}
+
+/// The rows with zeros after them, so that each begins at a multiple of 16 bytes.
+fn padded(x: &Tensor) -> Result<Tensor> {
+    let &[rows, k] = x.dims() else { return Ok(x.clone()) }; // checked before
+    let mut wide = Tensor::zeros([rows, k.next_multiple_of(4)], DType::F32, &x.device())?;
+    copy_into(wide.view_mut()?.narrow(1, 0, k)?, x)?;
+    Ok(wide)
+}
+
+/// Calls a function with the rows of y of each expert that has any, on the CPU.
+fn each_expert(
+    y: &mut Tensor,
+    routes: &Routes,
+    mut product: impl FnMut(TensorMut, usize, usize, usize) -> Result<()>,
+) -> Result<()> {
+    let Some(sorted) = &routes.sorted else { return Ok(()) }; // on the CPU they are
+    let starts = sorted.starts.to_vec::<u32>()?;
+    for (expert, range) in starts.windows(2).enumerate() {
+        let (start, len) = (range[0] as usize, (range[1] - range[0]) as usize);
+        if len > 0 {
+            product(y.view_mut()?.narrow(0, start, len)?, expert, start, len)?;
+        }
+    }
+    Ok(())
+}
+
+/// `y[t, :] = Σ weight · x[pair, :] + residual[t, :]` over the pairs of each token, the first choice first.
+///
+/// `x`: [pairs, n] f32 in the order of `routes`, as products give it; `residual`: [tokens, n] f32.
+///
+/// ```
+/// use pascaline::ops::{self, Routes};
+/// use pascaline::{Device, Tensor};
+/// let routes = Routes::from_slices(&[0, 1], &[0.25, 0.75], 2, 2, &Device::Cpu)?; // one token with both experts
+/// let x = Tensor::from_slice(&[4.0f32, 8.0], [2, 1], &Device::Cpu)?;
+/// let residual = Tensor::from_slice(&[100.0f32], [1, 1], &Device::Cpu)?;
+/// assert_eq!(ops::experts_sum(&x, &routes, Some(&residual))?.to_vec::<f32>()?, [0.25 * 4.0 + 0.75 * 8.0 + 100.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+pub fn experts_sum(x: &Tensor, routes: &Routes, residual: Option<&Tensor>) -> Result<Tensor> {
+    let n = x.dims().last().copied().unwrap_or(0);
+    let mut y = Tensor::uninitialized([routes.tokens(), n], DType::F32, &x.device())?;
+    experts_sum_into(y.view_mut()?, x, routes, residual)?;
+    Ok(y)
+}
+
+/// [`experts_sum`] into `y` [tokens, n].
+pub fn experts_sum_into(y: TensorMut, x: &Tensor, routes: &Routes, residual: Option<&Tensor>) -> Result<()> {
+    const CHECK: Check = Check("experts_sum");
+    CHECK.dtype("x", x, DType::F32)?;
+    CHECK.dtype("y", &y, DType::F32)?;
+    let &[rows, n] = x.dims() else { return Err(CHECK.bad_shape("x", x, "[tokens · top_k, n]")) };
+    if rows != routes.pairs() {
+        return Err(CHECK.bad_shape("x", x, format!("[{}, n]", routes.pairs())));
+    }
+    CHECK.shape("y", &y, &[routes.tokens(), n], "[tokens, n]")?;
+    CHECK.contiguous("x", x)?;
+    CHECK.contiguous("y", &y)?;
+    let mut inputs = vec![("x", x), ("routes", &routes.ids)];
+    if let Some(residual) = residual {
+        CHECK.dtype("residual", residual, DType::F32)?;
+        CHECK.shape("residual", residual, &[routes.tokens(), n], "[tokens, n]")?;
+        CHECK.contiguous("residual", residual)?;
+        inputs.push(("residual", residual));
+    }
+    match CHECK.device(&y, &inputs)? {
+        Device::Cpu => cpu::experts::sum(y, x, routes, residual),
+        Device::Cuda(device) => gpu::experts::sum(&device, y, x, routes, residual),
+    }
+}

@@ -1,0 +1,61 @@
+//! Which experts each token has.
+
+use crate::{Result, Tensor};
+
+/// The experts of tokens and their weights, from [`ops::route`](crate::ops::route). A pair is a token and one of its experts. The
+/// products of [`ops::experts_linear`](crate::ops::experts_linear) have a row for each pair, in an order that this knows.
+#[derive(Clone, Debug)]
+pub struct Routes {
+    /// u32 [tokens, top_k], below `experts`
+    pub(crate) ids: Tensor,
+    /// f32 [tokens, top_k]
+    pub(crate) weights: Tensor,
+    pub(crate) experts: usize,
+    /// `None` where rows are in the order of the pairs.
+    pub(crate) sorted: Option<Sorted>,
+}
+
+/// The order of rows by expert; those of one expert are in the order of the pairs.
+#[derive(Clone, Debug)]
+pub(crate) struct Sorted {
+    /// u32 [pairs]: the token of each row
+    pub tokens: Tensor,
+    /// u32 [pairs]: the row of each pair
+    pub places: Tensor,
+    /// u32 [experts + 1]: each expert's first row, and the number of rows
+    pub starts: Tensor,
+}
+
+impl Routes {
+    /// The number of experts.
+    pub fn experts(&self) -> usize {
+        self.experts
+    }
+
+    /// The number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.ids.dims()[0]
+    }
+
+    /// Experts of each token.
+    pub fn top_k(&self) -> usize {
+        self.ids.dims()[1]
+    }
+
+    /// Each token's experts and their weights, the largest weight first: [tokens, top_k]. Waits for the device.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn to_vecs(&self) -> Result<(Vec<u32>, Vec<f32>)> {
+        Ok((self.ids.to_vec()?, self.weights.to_vec()?))
+    }
+}
+
+/// The rows that a product with experts' matrices takes.
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertRows<'a> {
+    /// [tokens, k]: a token's row goes to each of its experts.
+    Tokens(&'a Tensor),
+    /// [pairs, k]: the rows of another product, in its order.
+    Pairs(&'a Tensor),
+}
