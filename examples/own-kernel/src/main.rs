@@ -44,7 +44,7 @@ fn run(name: Option<String>) -> Result<()> {
 /// a + b, as long as the shorter of the two.
 fn add(module: &PtxModule, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let elements = a.shape().elements().min(b.shape().elements());
-    let mut sum = Tensor::uninitialized([elements], DType::F32, a.device())?;
+    let mut sum = Tensor::uninitialized([elements], DType::F32, &a.device())?;
     let len = u32::try_from(elements).map_err(|_| Error::TooLarge {
         op: "add",
         argument: "a",
