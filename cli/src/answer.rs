@@ -1,9 +1,12 @@
-//! An answer as it is generated, printed piece by piece, and its statistics.
+//! An answer as it is generated: the progress before it, its text piece by piece, why it was cut, and its statistics.
 
+use super::output::Output;
 use super::printable::printable;
+use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::format_bytes as bytes;
-use qwen3_vl::Statistics;
+use qwen3_vl::generate::Step;
 use qwen3_vl::reasoning::{ReasoningStream, Told};
+use qwen3_vl::{LanguageModel, Phase, Progress, Prompt, Statistics, StopReason};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
@@ -20,6 +23,8 @@ pub(super) struct Answer {
     begun: bool,
     /// The error of writing, if any.
     failed: Option<io::Error>,
+    /// The progress of pictures and prompt, on stderr until the answer begins.
+    bar: ProgressBar,
 }
 
 impl Answer {
@@ -37,7 +42,40 @@ impl Answer {
 
     fn on(out: Box<dyn Write>, is_terminal: bool) -> Self {
         let (reasoning, hides_thinking, in_thought) = (None, false, false);
-        Self { out, is_terminal, reasoning, hides_thinking, in_thought, begun: false, failed: None }
+        Self {
+            out,
+            is_terminal,
+            reasoning,
+            hides_thinking,
+            in_thought,
+            begun: false,
+            failed: None,
+            bar: ProgressBar::hidden(),
+        }
+    }
+
+    /// With a line of progress on stderr, if that is a terminal.
+    pub fn with_progress(mut self, output: &Output) -> Self {
+        if io::stderr().is_terminal() && !output.is_quiet() && !output.writes_json() {
+            self.bar = ProgressBar::new(0);
+            if let Ok(style) = ProgressStyle::with_template("  {msg} {bar:24} {pos}/{len} tokens  {elapsed}")
+            {
+                self.bar.set_style(style.progress_chars("━━╌"));
+            }
+        }
+        self
+    }
+
+    /// Shows the progress, or prints the text; breaks if nobody reads the output any more.
+    pub fn step(&mut self, step: &Step) -> ControlFlow<()> {
+        let Some(Progress { phase, done, total }) = step.progress else { return self.push(step.text) };
+        self.bar.set_message(match phase {
+            Phase::Images => "pictures",
+            Phase::Prompt => "prompt",
+        });
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
+        ControlFlow::Continue(())
     }
 
     /// Leaves thoughts out, or dims them on a terminal. Elsewhere they are printed as the model writes them.
@@ -68,6 +106,7 @@ impl Answer {
         if piece.is_empty() {
             return ControlFlow::Continue(());
         }
+        self.bar.finish_and_clear();
         self.begun = true;
         let mut text = if self.is_terminal { printable(piece) } else { piece.into() };
         if is_dim {
@@ -98,9 +137,34 @@ impl Answer {
 
     /// Ends the line of a failed answer, so that its error starts on a new line.
     pub fn abandon(&mut self) {
+        self.bar.finish_and_clear();
         if self.begun {
             let _ = self.end(); // the answer's own error is the one to report
         }
+    }
+}
+
+/// That a limit cut the answer, and the remedy; `None` if it came to its end. `goes_on` says how to go on.
+pub(super) fn cut(
+    reason: StopReason,
+    model: &LanguageModel,
+    prompt: &Prompt,
+    tokens: usize,
+    goes_on: &str,
+) -> Option<String> {
+    let context = model.config().text.max_position_embeddings;
+    match reason {
+        StopReason::MaxNewTokens => {
+            Some(format!("the answer is cut after {tokens} tokens, the most allowed; {goes_on}"))
+        }
+        StopReason::ContextFull if prompt.ids.len() + tokens >= context => Some(format!(
+            "the answer is cut after {tokens} tokens: prompt and answer fill the model's context of {context}"
+        )),
+        StopReason::ContextFull => Some(format!(
+            "the answer is cut after {tokens} tokens: there is no memory for a longer cache; \
+             `--cache q8_0` takes a quarter of it, and a smaller `--dtype` leaves more"
+        )),
+        StopReason::Eos | StopReason::StopString | StopReason::Cancelled => None,
     }
 }
 

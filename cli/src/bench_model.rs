@@ -199,7 +199,7 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let (device, reason) = model_args.first_device()?;
     model_args.check()?;
     let report = output.report()?;
-    let opened = model_args.open(output)?;
+    let opened = model_args.open(&device, output)?;
     let limit = opened.config.text.max_position_embeddings;
     if let Some(test) = tests.iter().find(|test| test.context() > limit) {
         let (name, needed) = (test.name(), test.context());

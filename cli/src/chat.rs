@@ -1,21 +1,25 @@
 //! `pascaline chat`: a conversation with images.
 
-use super::answer::{Answer, summary};
+use super::answer::{Answer, cut, summary};
 use super::editor::{Editor, Input};
 use super::failure::Failure;
 use super::fit;
+use super::image_tokens::shrunk;
 use super::model::{ModelArgs, Work};
 use super::output::Output;
 use super::sampling::SamplingArgs;
-use super::source::typed_path;
+use super::source::{Text, image, typed_path, video};
 use pascaline::{Device, Error, memory};
 use qwen3_vl::chat::{Message, Part};
-use qwen3_vl::generate::user_turn;
+use qwen3_vl::generate::{Step, user_turn};
 use qwen3_vl::reasoning::ReasoningStream;
-use qwen3_vl::{LanguageModel, Options, Session, Statistics, StopReason, Visual};
+use qwen3_vl::sampling::Sampler;
+use qwen3_vl::video::FrameSampling;
+use qwen3_vl::{
+    LanguageModel, Options, Output as Generated, Prompt, Session, Statistics, StopReason, Visual,
+};
 use serde::Serialize;
 use std::ops::ControlFlow;
-use std::path::Path;
 
 /// Holds a conversation. The cache is kept between turns, so nothing is computed twice.
 ///
@@ -27,9 +31,9 @@ pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// The system message, which says how the model should answer.
+    /// The system message, which says how the model should answer: a text, or @FILE for a file's.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    system: Option<String>,
+    system: Option<Text>,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -50,7 +54,9 @@ pub(super) struct Args {
 
 const HELP: &str = "\
 /image FILE  shows a picture with the next message; may be given more than once
+/video FILE  shows a video with the next message
 /drop        leaves out the pictures that wait for the next message
+/continue    goes on with an answer that was cut
 /reset       begins the conversation anew
 /help        lists these commands
 /quit        ends the conversation, as Ctrl-D does
@@ -62,7 +68,9 @@ enum Request<'a> {
     Nothing,
     Help,
     Image(&'a str),
+    Video(&'a str),
     Drop,
+    Continue,
     Reset,
     Quit,
     Unknown(&'a str),
@@ -79,8 +87,10 @@ impl<'a> Request<'a> {
         let (command, argument) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         match (command, argument.trim()) {
             ("/image", file) => Self::Image(file),
+            ("/video", file) => Self::Video(file),
             ("/help", "") => Self::Help,
             ("/drop", "") => Self::Drop,
+            ("/continue", "") => Self::Continue,
             ("/reset", "") => Self::Reset,
             ("/quit", "") => Self::Quit,
             _ => Self::Unknown(text),
@@ -111,6 +121,7 @@ struct Turn {
 /// The conversation so far.
 struct Chat<'a> {
     args: &'a Args,
+    system: Option<String>,
     model: LanguageModel,
     options: Options,
     session: Session,
@@ -121,15 +132,21 @@ struct Chat<'a> {
     turns: Vec<Turn>,
     /// Tokens that the cache has room for from the beginning.
     planned: usize,
+    /// The last answer, if it was cut: its prompt, and its tokens.
+    cut: Option<(Prompt, Vec<u32>)>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if args.system == Some(Text::Stdin) {
+        return Err(Failure::Usage("stdin holds the messages; --system takes a text or @FILE".to_owned()));
+    }
     args.model.check()?;
+    let system = args.system.as_ref().map(Text::read).transpose()?;
     let output = &args.output;
     let mut report = output.report()?;
     let device = args.model.device(output)?;
-    let opened = args.model.open(output)?;
-    let works = fit::conversations(&opened.config);
+    let opened = args.model.open(&device, output)?;
+    let works = fit::conversations(&opened.config, opened.image_tokens.max);
     let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
     let loaded = args.model.load(&opened, &device, &work, output)?;
     let model = loaded.model;
@@ -140,8 +157,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut session = model.session().map_err(|error| args.model.failure(error))?;
     // the context that was planned, at once: a cache that grows would have both sizes of a layer for a moment, and leave gaps
     session.reserve(planned).map_err(|error| args.model.failure(error))?;
-    let (messages, visuals, turns) = (beginning(args), Vec::new(), Vec::new());
-    let mut chat = Chat { args, model, options, session, messages, visuals, shown: 0, turns, planned };
+    let (messages, visuals, turns) = (beginning(system.as_deref()), Vec::new(), Vec::new());
+    let mut chat = Chat {
+        args,
+        system,
+        model,
+        options,
+        session,
+        messages,
+        visuals,
+        shown: 0,
+        turns,
+        planned,
+        cut: None,
+    };
 
     let mut editor = Editor::new()?;
     if editor.is_terminal() {
@@ -163,8 +192,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let result = match Request::parse(&message) {
             Request::Nothing => Ok(()),
             Request::Quit => break,
-            Request::Turn(text) => {
-                let result = chat.turn(text, &editor)?;
+            request @ (Request::Turn(_) | Request::Continue) => {
+                let result = match request {
+                    Request::Turn(text) => chat.turn(text, &editor)?,
+                    _ => chat.go_on(&editor)?,
+                };
                 if let Some(report) = &mut report {
                     let device = device.to_string();
                     report.write_partial(&Json { device, seed, turns: &chat.turns })?;
@@ -190,8 +222,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn beginning(args: &Args) -> Vec<Message> {
-    args.system.iter().map(|text| Message::text("system", text)).collect()
+fn beginning(system: Option<&str>) -> Vec<Message> {
+    system.iter().map(|text| Message::text("system", *text)).collect()
 }
 
 impl Chat<'_> {
@@ -201,15 +233,18 @@ impl Chat<'_> {
         match request {
             Request::Help => output.say(HELP),
             Request::Image("") => return Err("/image needs a file".into()),
-            Request::Image(file) => self.image(&typed_path(file))?,
+            Request::Image(file) => self.show(image(&typed_path(file), &FrameSampling::default()))?,
+            Request::Video("") => return Err("/video needs a file".into()),
+            Request::Video(file) => self.show(video(&typed_path(file), &FrameSampling::default()))?,
             Request::Drop => {
                 output.note(&format!("left out: {}", pictures(self.visuals.len() - self.shown)));
                 self.visuals.truncate(self.shown);
             }
             Request::Reset => {
-                self.messages = beginning(self.args);
+                self.messages = beginning(self.system.as_deref());
                 self.visuals.clear();
                 self.shown = 0;
+                self.cut = None;
                 output.note("forgotten");
             }
             Request::Unknown(text) => {
@@ -217,24 +252,31 @@ impl Chat<'_> {
                     "{text} is no command; /help lists them, a space before it makes it a message"
                 ));
             }
-            Request::Nothing | Request::Quit | Request::Turn(_) => {}
+            Request::Nothing | Request::Quit | Request::Continue | Request::Turn(_) => {}
         }
         Ok(())
     }
 
-    /// Adds a picture to the next turn, if it can be used.
-    fn image(&mut self, file: &Path) -> Result<(), String> {
-        let visual = [Visual::image(file).map_err(|error| error.to_string())?];
-        let prompt = self.model.processor.prepare(&[user_turn(&visual, "")], &visual);
+    /// Adds a picture or video to the next turn, if it can be used.
+    fn show(&mut self, visual: Result<Visual, Failure>) -> Result<(), String> {
+        let text = |failure: Failure| failure.sentence().unwrap_or_default().to_owned();
+        let visual = [visual.map_err(text)?];
+        let processor = &self.model.processor;
+        let prompt = processor.prepare(&[user_turn(&visual, "")], &visual);
         let tokens = prompt.map_err(|error| error.to_string())?.ids;
-        let tokens = tokens.into_iter().filter(|&id| self.model.processor.is_pad(id)).count();
+        let tokens = tokens.into_iter().filter(|&id| processor.is_pad(id)).count();
         let [visual] = visual;
-        if let Visual::Image { picture, .. } = &visual {
-            let (file, width, height) = (file.display(), picture.width, picture.height);
-            self.args.output.note(&format!(
-                "{file}: {width} × {height} pixels, {tokens} tokens; shown with the next message"
-            ));
-        }
+        let told = match &visual {
+            Visual::Image { name, picture } => {
+                let size = shrunk(name, picture, processor).map_err(text)?;
+                let to = size.map_or_else(String::new, |(size, _)| format!(" shrunk to {size}"));
+                format!("{name}: {} × {} pixels{to}", picture.width, picture.height)
+            }
+            Visual::Video { name, frames, rate } => {
+                format!("{name}: {} frames, {rate:.2} per second", frames.len())
+            }
+        };
+        self.args.output.note(&format!("{told}, {tokens} tokens; shown with the next message"));
         self.visuals.push(visual);
         Ok(())
     }
@@ -260,6 +302,7 @@ impl Chat<'_> {
         let output = &self.args.output;
         let images = self.visuals.len() - self.shown;
         self.messages.push(user_turn(&self.visuals[self.shown..], text));
+        let before = self.cut.take();
         let mut turn = Turn {
             message: text.to_owned(),
             images,
@@ -269,36 +312,24 @@ impl Chat<'_> {
             statistics: None,
             error: None,
         };
-        let mut answer = match (output.stdout_is_taken(), output.is_quiet()) {
-            (false, _) => Answer::on_stdout(),
-            (true, false) => Answer::on_stderr(),
-            (true, true) => Answer::nowhere(),
-        };
-        editor.begin_answer();
-        let mut begins_in_thought = false;
-        let found = self.model.processor.prepare(&self.messages, &self.visuals).and_then(|prompt| {
-            begins_in_thought = self.model.processor.begins_in_thought(&prompt.ids);
-            answer.tell_thoughts(begins_in_thought, self.args.hide_thinking);
-            self.args.sampling.say_room(&self.model, &prompt, output)?;
-            self.model.generate_from(&mut self.session, &prompt, &self.options, |piece| {
-                match editor.is_interrupted() {
-                    true => ControlFlow::Break(()),
-                    false => answer.push(piece),
-                }
-            })
-        });
+        let prepared = self.model.processor.prepare(&self.messages, &self.visuals);
+        let begins_in_thought =
+            prepared.as_ref().is_ok_and(|prompt| self.model.processor.begins_in_thought(&prompt.ids));
+        let (mut answer, found) = self.generate(prepared, begins_in_thought, editor);
         let result = match found {
-            Ok(found) => {
+            Ok((prompt, found)) => {
                 answer.end()?;
                 let cancelled = found.stop_reason == StopReason::Cancelled;
                 if cancelled && found.ids.is_empty() {
                     self.messages.pop();
+                    self.cut = before;
                     output.note("ended before the answer began; the message is taken back");
                 } else {
                     let end = if cancelled { "ended by Ctrl-C; " } else { "" };
                     output.note(&format!("{end}{}", summary(&found.statistics)));
                     self.messages.push(assistant_turn(&found.text, begins_in_thought));
                     self.shown = self.visuals.len();
+                    self.remember_cut(prompt, found.ids.clone(), found.stop_reason);
                 }
                 turn.text = Some(found.text);
                 turn.generated_ids = found.ids;
@@ -310,6 +341,7 @@ impl Chat<'_> {
             Err(error) => {
                 answer.abandon();
                 self.messages.pop();
+                self.cut = before;
                 if let Error::OutOfMemory { .. } = error {
                     self.give_memory_back()?;
                 }
@@ -327,6 +359,99 @@ impl Chat<'_> {
         };
         self.turns.push(turn);
         Ok(result)
+    }
+
+    /// Generates after a prompt, printed as it comes, until Ctrl-C.
+    fn generate(
+        &mut self,
+        prompt: pascaline::Result<Prompt>,
+        begins_in_thought: bool,
+        editor: &Editor,
+    ) -> (Answer, pascaline::Result<(Prompt, Generated)>) {
+        let output = &self.args.output;
+        let answer = match (output.stdout_is_taken(), output.is_quiet()) {
+            (false, _) => Answer::on_stdout(),
+            (true, false) => Answer::on_stderr(),
+            (true, true) => Answer::nowhere(),
+        };
+        let mut answer = answer.with_progress(output);
+        answer.tell_thoughts(begins_in_thought, self.args.hide_thinking);
+        editor.begin_answer();
+        let found = prompt.and_then(|prompt| {
+            self.args.sampling.say_room(&self.model, &prompt, output)?;
+            let sampler = Sampler::new(self.options.sampling.clone(), &prompt.ids)?;
+            let receive = |step: Step| match editor.is_interrupted() {
+                true => ControlFlow::Break(()),
+                false => answer.step(&step),
+            };
+            let found =
+                self.model.generate_with(&mut self.session, &prompt, &self.options, sampler, receive)?;
+            Ok((prompt, found))
+        });
+        (answer, found)
+    }
+
+    /// Says that a limit cut the answer, and keeps what `/continue` goes on from.
+    fn remember_cut(&mut self, prompt: Prompt, ids: Vec<u32>, reason: StopReason) {
+        let goes_on = "/continue goes on";
+        if let Some(text) = cut(reason, &self.model, &prompt, ids.len(), goes_on) {
+            self.args.output.note(&text);
+        }
+        let ended = matches!(reason, StopReason::Eos | StopReason::StopString);
+        self.cut = (!ended && !ids.is_empty()).then_some((prompt, ids));
+    }
+
+    /// Goes on with the last answer, if it was cut; what comes is part of the same message.
+    ///
+    /// # Errors
+    /// As [`turn`](Self::turn).
+    fn go_on(&mut self, editor: &Editor) -> Result<Result<(), ()>, Failure> {
+        let Some((prompt, mut ids)) = self.cut.take() else {
+            self.args.output.complain("no answer was cut that could go on");
+            return Ok(if editor.is_terminal() { Ok(()) } else { Err(()) });
+        };
+        let begins_in_thought = self.model.processor.begins_in_thought(&prompt.ids);
+        let mut so_far = ReasoningStream::new(begins_in_thought);
+        so_far.push(&self.model.processor.tokenizer.decode(&ids));
+        let (mut answer, found) = self.generate(prompt.continued(&ids), so_far.is_in_thought(), editor);
+        let found = match found {
+            Ok((_, found)) => found,
+            Err(error) if pascaline::cuda::is_lost() => return Err(error.into()),
+            Err(error) => {
+                answer.abandon();
+                if let Error::OutOfMemory { .. } = error {
+                    self.give_memory_back()?;
+                }
+                self.cut = Some((prompt, ids));
+                self.args.output.complain(&self.args.model.explain(&error));
+                return Ok(Err(()));
+            }
+        };
+        answer.end()?;
+        self.args.output.note(&summary(&found.statistics));
+        let mut shown = [&*ids, &found.ids].concat();
+        if found.stop_reason == StopReason::Eos {
+            shown.pop(); // the stop token is no text
+        }
+        let tokenizer = &self.model.processor.tokenizer;
+        let text = match found.stop_reason {
+            StopReason::StopString => tokenizer.decode(&ids) + &found.text, // the text before the stop string
+            _ => tokenizer.decode(&shown),
+        };
+        ids.extend(&found.ids);
+        self.messages.pop();
+        self.messages.push(assistant_turn(&text, begins_in_thought));
+        self.turns.push(Turn {
+            message: "/continue".to_owned(),
+            images: 0,
+            text: Some(found.text),
+            generated_ids: found.ids,
+            stop_reason: Some(found.stop_reason),
+            statistics: Some(found.statistics),
+            error: None,
+        });
+        self.remember_cut(prompt, ids, found.stop_reason);
+        Ok(Ok(()))
     }
 }
 
@@ -371,6 +496,7 @@ mod tests {
             (" /image is a folder\n", Request::Turn("/image is a folder")),
             ("/image  '~/a b.png' \n", Request::Image("'~/a b.png'")),
             ("/image\n", Request::Image("")),
+            ("/continue ", Request::Continue),
             ("/quit", Request::Quit),
             ("/quit now", Request::Unknown("/quit now")),
             ("/images a", Request::Unknown("/images a")),

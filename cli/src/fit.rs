@@ -4,6 +4,7 @@ use super::device::DeviceArg;
 use super::devices::DevicesArgs;
 use super::failure::Failure;
 use super::hub;
+use super::image_tokens::{ImageTokens, image_tokens};
 use super::model::{bytes, cache_formats};
 use super::output::Output;
 use super::published::Size;
@@ -15,12 +16,13 @@ use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error};
 use pascaline_virtual_gpu::Card;
-use qwen3_vl::config::Config;
+use qwen3_vl::config::{Config, PUBLISHED_PIXELS};
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice, Model};
 use qwen3_vl::footprint::{Footprint, Gpu, Workload};
 use qwen3_vl::gguf::Mix;
 use qwen3_vl::options::Storage;
+use qwen3_vl::preprocess::{Bounds, smart_resize};
 use qwen3_vl::split::{self, Split};
 use qwen3_vl::{Checkpoint, LoadOptions, Matrices, SplitMode, VisionPlace};
 use serde::Serialize;
@@ -50,7 +52,7 @@ pub(super) struct Args {
     #[command(flatten)]
     several: DevicesArgs,
 
-    /// Plan for this card, which need not be there: mx330, gtx1050ti, gtx1060, gtx1080, p4 or p40. Given more than once, the
+    /// Plan for this card, which need not be there: mx330, gtx1050ti, gtx1060, gtx1070, gtx1080, gtx1080ti, p4 or p40. Given more than once, the
     /// model is spread over these, as `generate --devices` does.
     #[arg(long, value_name = "CARD", value_parser = card)]
     card: Vec<&'static Card>,
@@ -63,12 +65,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "WxH", default_value = "1024x1024", value_parser = picture)]
     image: [usize; 2],
 
+    /// The fewest and the most tokens of a picture, as for `generate`; if not given, as `generate` chooses for the card.
+    #[arg(long, value_name = "MIN,MAX", value_parser = image_tokens)]
+    image_tokens: Option<ImageTokens>,
+
     /// As for `generate`.
-    #[arg(long, value_name = "TYPE", value_parser = cache_formats())]
+    #[arg(long, value_name = "TYPE", value_parser = cache_formats(), ignore_case = true)]
     cache: Option<KvFormat>,
 
-    /// Print docs/cards.md: all published models, types and cards at three lengths of context.
-    #[arg(long, conflicts_with_all = ["model", "card", "device", "devices", "split", "split_mode", "between", "context", "image", "cache", "memory_limit"])]
+    /// Print docs/cards.md: all published models and types on six cards, at three lengths of context.
+    #[arg(long, conflicts_with_all = ["model", "card", "device", "devices", "split", "split_mode", "between", "context", "image", "image_tokens", "cache", "memory_limit"])]
     table: bool,
 
     /// The most of the card's memory to use, without the driver's context, in bytes or with K, M or G.
@@ -80,7 +86,7 @@ pub(super) struct Args {
 }
 
 fn card(id: &str) -> Result<&'static Card, String> {
-    Card::by_name(id).ok_or_else(|| format!("use one of {}", Card::ALL.map(|card| card.id).join(", ")))
+    Card::by_name(id).ok_or_else(|| format!("use one of {}", Card::KNOWN.map(|card| card.id).join(", ")))
 }
 
 fn picture(text: &str) -> Result<[usize; 2], String> {
@@ -90,23 +96,53 @@ fn picture(text: &str) -> Result<[usize; 2], String> {
         .ok_or_else(|| "it must be like 1024x768".to_owned())
 }
 
-/// The contexts to plan for, the longest first: the length of a conversation is not known.
-pub(super) fn conversations(config: &Config) -> Vec<Workload> {
-    let sizes = [(4096, 1024), (2048, 1024), (2048, 512), (1024, 0), (512, 0)];
-    sizes.map(|(context, side)| work(config, context, [side, side])).into()
+/// The contexts to plan for, the longest first: the length of a conversation is not known. Pictures have up to `most` tokens.
+pub(super) fn conversations(config: &Config, most: usize) -> Vec<Workload> {
+    let sizes = [(4096, 3072), (4096, 1280), (2048, 1024), (2048, 256), (1024, 0), (512, 0)];
+    sizes.map(|(context, tokens)| work(config, context, tokens.min(most))).into()
 }
 
 /// The work of a server's longest request: as much as fits, up to a context of 32,768.
-pub(super) fn requests(config: &Config) -> Vec<Workload> {
-    let long = [32_768, 16_384, 8192].map(|context| work(config, context, [1024, 1024]));
-    long.into_iter().chain(conversations(config)).collect()
+pub(super) fn requests(config: &Config, most: usize) -> Vec<Workload> {
+    let long = [32_768, 16_384, 8192].map(|context| work(config, context, most.min(context / 2)));
+    long.into_iter().chain(conversations(config, most)).collect()
 }
 
-/// A prompt of one picture and text, that with its answer fills the context.
-fn work(config: &Config, context: usize, pixels: [usize; 2]) -> Workload {
-    let (tokens, patches) = config.picture(pixels);
+/// The work of an embedding or a ranking: prompts without answers, up to the published models' length.
+pub(super) fn embeddings(config: &Config, most: usize) -> Vec<Workload> {
+    [8192, 4096, 2048, 1024]
+        .map(|context| work(config, context, most.min(context)))
+        .map(|found| Workload { prompt: found.context, ..found })
+        .into()
+}
+
+/// A prompt of one picture of so many tokens and text, that with its answer fills the context.
+fn work(config: &Config, context: usize, tokens: usize) -> Workload {
+    let merged = config.vision.as_ref().map_or(0, |vision| vision.sizes().merge_len());
+    let tokens = if merged == 0 { 0 } else { tokens };
     let context = context.min(config.text.max_position_embeddings);
-    Workload { context, prompt: (tokens + 256).min(context), patches }
+    Workload { context, prompt: (tokens + 256).min(context), patches: tokens * merged }
+}
+
+/// The tokens of a picture of width × height pixels that is resized as the checkpoint's preprocessing does, within a card's limits.
+fn tokens_of(
+    config: &Config,
+    [width, height]: [usize; 2],
+    given: Option<ImageTokens>,
+    target: Option<&Target>,
+    limit: usize,
+) -> Result<usize, Failure> {
+    let Some(sizes) = config.vision.as_ref().map(|vision| vision.sizes()) else { return Ok(0) };
+    if width == 0 || height == 0 {
+        return Ok(0);
+    }
+    let given =
+        given.unwrap_or_else(|| ImageTokens::usual(config, target.map(|target| (&target.peaks, limit))));
+    let [min_pixels, max_pixels] = given.limits(config).apply(PUBLISHED_PIXELS);
+    let factor = sizes.token_side();
+    let bounds = Bounds { factor, min_pixels, max_pixels, frames: 1, group: 1 };
+    let (height, width) = smart_resize("--image", (height, width), bounds)?;
+    Ok((height / factor) * (width / factor))
 }
 
 /// One line about a choice.
@@ -146,6 +182,13 @@ pub(super) fn describe_split(
         text += &format!("; {device}: {layers}{tower}, {needed} of {limit} MiB planned");
     }
     text
+}
+
+/// The peak rates of a device.
+pub(super) fn peaks(properties: &Properties) -> Peaks {
+    let clock = f64::from(properties.clock_khz) * 1e3;
+    let flops = 2.0 * 128.0 * f64::from(properties.multiprocessors) * clock;
+    Peaks { flops, memory: memory_speed(properties), host: 12e9 }
 }
 
 /// Bytes per second of a device's memory: two transfers a clock.
@@ -197,12 +240,9 @@ impl Target {
         let Device::Cuda(cuda) = device else {
             return Err(Failure::Usage("there is no GPU to plan for; name one with --card".to_owned()));
         };
-        let properties = cuda.properties();
-        let clock = f64::from(properties.clock_khz) * 1e3;
-        let flops = 2.0 * 128.0 * f64::from(properties.multiprocessors) * clock;
-        let memory = memory_speed(properties);
-        let (name, gpu) = (properties.name.clone(), Gpu::from_device(cuda));
-        Ok(Self { name, gpu, limit: cuda.memory_info()?.0, peaks: Peaks { flops, memory, host: 12e9 } })
+        let (properties, gpu) = (cuda.properties(), Gpu::from_device(cuda));
+        let (name, peaks) = (properties.name.clone(), peaks(properties));
+        Ok(Self { name, gpu, limit: cuda.memory_info()?.0, peaks })
     }
 }
 
@@ -279,10 +319,12 @@ fn rows_of_files(
     target: &Target,
     limit: usize,
 ) -> Result<(Workload, Vec<Row>), Failure> {
-    let path = hub::locate(path, &args.output)?;
+    let scratch = tempfile::tempdir()?; // beginnings of files on the hub
+    let path = hub::locate_headers(path, scratch.path(), &args.output)?;
     let checkpoint = Checkpoint::open(&path, args.mmproj.as_deref())?;
     let config = checkpoint.config()?;
-    let work = work(&config, args.context, args.image);
+    let tokens = tokens_of(&config, args.image, args.image_tokens, Some(target), limit)?;
+    let work = work(&config, args.context, tokens);
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let (is_gguf, is_quantized) = (checkpoint.gguf().is_some(), checkpoint.is_quantized());
     let rows = kinds(is_quantized).into_iter().map(|matrices| {
@@ -333,7 +375,8 @@ fn row_of_family(
 
 /// The rows of the published models.
 fn rows_of_family(
-    [width, height]: [usize; 2],
+    image: [usize; 2],
+    image_tokens: Option<ImageTokens>,
     context: usize,
     cache: Option<KvFormat>,
     target: &Target,
@@ -345,7 +388,7 @@ fn rows_of_family(
         if config.text.experts.is_some() {
             continue; // their estimates have not been compared with a run yet; a mixture that is named is planned
         }
-        let work = work(&config, context, [width, height]);
+        let work = work(&config, context, tokens_of(&config, image, image_tokens, Some(target), limit)?);
         for mix in MIXES {
             rows.push(row_of_family(&config, size, mix, cache, &work, target, limit));
         }
@@ -416,10 +459,12 @@ fn run_split(args: &Args) -> Result<(), Failure> {
     let limit_of = |card: &Target| args.memory_limit.map_or(card.limit, |limit| limit.min(card.limit));
     let of = |card: &Target| split::Target { gpu: card.gpu, limit: limit_of(card), speed: card.peaks.memory };
     let targets: Vec<_> = cards.iter().map(of).collect();
-    let path = hub::locate(path, &args.output)?;
+    let scratch = tempfile::tempdir()?; // beginnings of files on the hub
+    let path = hub::locate_headers(path, scratch.path(), &args.output)?;
     let checkpoint = Checkpoint::open(&path, args.mmproj.as_deref())?;
     let config = checkpoint.config()?;
-    let work = work(&config, args.context, args.image);
+    let tokens = tokens_of(&config, args.image, args.image_tokens, None, 0)?;
+    let work = work(&config, args.context, tokens);
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let is_gguf = checkpoint.gguf().is_some();
     let plan = Model {
@@ -559,7 +604,7 @@ fn markdown() -> Result<String, Failure> {
         let targets: Vec<_> = Card::ALL.iter().map(|card| Target::of_card(card)).collect();
         let columns = targets
             .iter()
-            .map(|target| Ok(rows_of_family([1024, 1024], context, None, target, target.limit)?.1))
+            .map(|target| Ok(rows_of_family([1024, 1024], None, context, None, target, target.limit)?.1))
             .collect::<Result<Vec<_>, Failure>>()?;
         let (first, _) = columns.split_first().ok_or(Failure::Wrong)?;
         for (index, row) in first.iter().enumerate() {
@@ -605,7 +650,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let limit = args.memory_limit.map_or(target.limit, |limit| limit.min(target.limit));
     let (work, rows) = match &args.model {
         Some(path) => rows_of_files(args, path, &target, limit)?,
-        None => rows_of_family(args.image, args.context, args.cache, &target, limit)?,
+        None => rows_of_family(args.image, args.image_tokens, args.context, args.cache, &target, limit)?,
     };
     // All layers on the GPU come before better types with some of them streamed, as in `Model::fit`.
     let whole = rows.iter().position(|row| row.gpu_layers == Some(row.layers));

@@ -1,6 +1,6 @@
 //! `pascaline generate`: answers a question about images and prints the answer as it is generated.
 
-use super::answer::{Answer, summary};
+use super::answer::{Answer, cut, summary};
 use super::environment::is_virtual;
 use super::failure::Failure;
 use super::files;
@@ -8,12 +8,14 @@ use super::measure::{Clock, copy_rate};
 use super::model::{DevicePart, ModelArgs, Work, at_most, of_prompt};
 use super::output::Output;
 use super::sampling::SamplingArgs;
-use super::source::{Text, image, is_stdin};
+use super::source::{Text, image, is_stdin, video};
 use super::table::percent;
 use pascaline::memory::{self, adaptor::to_text};
 use pascaline::{Device, Error};
 use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
+use qwen3_vl::sampling::Sampler;
+use qwen3_vl::video::FrameSampling;
 use qwen3_vl::{LanguageModel, Options, Statistics, StopReason, Visual};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -25,25 +27,31 @@ pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// A PNG, JPEG or WebP file, or - for one on stdin; may be given more than once.
+    /// A PNG, JPEG, WebP, GIF, BMP or TIFF file, an http or https address, or - for a file on stdin; may be given more than
+    /// once. An animated GIF or WebP file is a video.
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
 
-    /// The frames of a video: a folder of pictures, ordered by name. Videos come after the images.
-    #[arg(long, value_name = "FOLDER")]
+    /// A video: a folder of pictures, ordered by name; an animated GIF or WebP file; or any file that the program ffmpeg reads,
+    /// if it is installed. Videos come after the images.
+    #[arg(long, value_name = "FILE")]
     video: Vec<PathBuf>,
 
-    /// Frames per second of the videos.
+    /// Frames per second that are seen of the videos; those of a folder.
     #[arg(long, value_name = "RATE", default_value = "2", value_parser = rate, allow_negative_numbers = true)]
     fps: f64,
 
+    /// The most frames that are seen of a video file; a longer one is seen at fewer frames per second.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = frames)]
+    max_frames: usize,
+
     /// The question: a text, - for stdin, or @FILE for a file's text; @@ begins a text that begins with @.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(long, short, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Text,
 
-    /// The system turn before the question.
+    /// The system turn before the question: a text, or @FILE, as for --prompt.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    system: Option<String>,
+    system: Option<Text>,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -69,6 +77,11 @@ pub(super) struct Args {
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| *rate > 0.0 && rate.is_finite());
     rate.ok_or_else(|| "it must be a number above 0".to_owned())
+}
+
+fn frames(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=4096).contains(count));
+    count.ok_or_else(|| "it must be a whole number from 1 to 4096".to_owned())
 }
 
 #[derive(Serialize)]
@@ -97,16 +110,19 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let on_stdin = args.image.iter().filter(|file| is_stdin(file)).count();
-    if on_stdin + usize::from(args.prompt == Text::Stdin) > 1 {
-        return Err(Failure::Usage("stdin holds one thing: the prompt or one image".into()));
+    let texts = [Some(&args.prompt), args.system.as_ref()];
+    if on_stdin + texts.iter().filter(|text| **text == Some(&Text::Stdin)).count() > 1 {
+        return Err(Failure::Usage("stdin holds one thing: the prompt, the system turn or one image".into()));
     }
     args.model.check()?;
     // pictures are checked first: they are small, and the model takes long to load
     let question = args.prompt.read()?;
-    let mut visuals = args.image.iter().map(|file| image(file)).collect::<Result<Vec<_>, _>>()?;
-    for folder in &args.video {
-        visuals.push(Visual::video(folder, args.fps)?);
-    }
+    let system = args.system.as_ref().map(Text::read).transpose()?;
+    let sampling = FrameSampling { rate: args.fps, most: args.max_frames };
+    let images = args.image.iter().map(|file| image(file, &sampling));
+    let videos = args.video.iter().map(|file| video(file, &sampling));
+    let mut visuals = images.chain(videos).collect::<Result<Vec<_>, _>>()?;
+    visuals.sort_by_key(|visual| matches!(visual, Visual::Video { .. }));
     let output = &args.output;
     let device = args.model.device(output)?;
     if args.memory_trace.is_some() && !device.is_cuda() {
@@ -115,30 +131,43 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let report = output.report()?;
     let trace_file = args.memory_trace.as_deref();
     trace_file.map_or(Ok(()), |file| files::check(file, output.may_replace()))?;
-    let opened = args.model.open(output)?;
-    let mut messages: Vec<_> = args.system.iter().map(|text| Message::text("system", text)).collect();
+    let opened = args.model.open(&device, output)?;
+    let mut messages: Vec<_> = system.iter().map(|text| Message::text("system", text)).collect();
     messages.push(user_turn(&visuals, &question));
-    let to_come = args.sampling.max_new_tokens();
-    let texts = [&question, args.system.as_deref().unwrap_or_default()];
+    let most_to_come = args.sampling.planned_tokens(None)[0]; // there is one at least
+    let texts = [&question, system.as_deref().unwrap_or_default()];
     let work = Work {
-        most: at_most(&texts, &visuals, to_come, &opened.config),
+        most: at_most(&texts, &visuals, most_to_come, &opened),
         exactly: &|processor| {
-            Ok(vec![of_prompt(&processor.prepare(&messages, &visuals)?, to_come, &processor.config)])
+            let prompt = processor.prepare(&messages, &visuals)?;
+            let to_come = args.sampling.planned_tokens(args.sampling.max_new_tokens(processor));
+            Ok(to_come.into_iter().map(|to_come| of_prompt(&prompt, to_come, &processor.config)).collect())
         },
     };
     let loaded = args.model.load(&opened, &device, &work, output)?;
     let model = &loaded.model;
     let prompt = model.processor.prepare(&messages, &visuals)?;
+    opened.say_shrunk(&visuals, &model.processor, output)?;
+    let to_come = args.sampling.max_new_tokens(&model.processor).unwrap_or_else(|| {
+        let context = loaded.work.map_or(0, |work| work.context);
+        context.saturating_sub(prompt.ids.len()).min(most_to_come)
+    });
     let planned_work = of_prompt(&prompt, to_come, &opened.config);
     let planned_bytes = loaded.planned_bytes(&opened, &planned_work)?;
     let options = Options { prompt_lookup: args.prompt_lookup, ..args.sampling.options(model) };
     args.sampling.say_seed(&options, output);
     args.sampling.say_room(model, &prompt, output)?;
 
-    let mut answer = if output.stdout_is_taken() { Answer::nowhere() } else { Answer::on_stdout() };
+    let answer = if output.stdout_is_taken() { Answer::nowhere() } else { Answer::on_stdout() };
+    let mut answer = answer.with_progress(output);
     answer.tell_thoughts(model.processor.begins_in_thought(&prompt.ids), args.hide_thinking);
     let mut session = model.session().map_err(|error| args.model.failure(error))?;
-    let mut generate = || model.generate_from(&mut session, &prompt, &options, |piece| answer.push(piece));
+    if loaded.work.is_some() {
+        session.reserve(planned_work.context).map_err(|error| args.model.failure(error))?;
+    }
+    let sampler = Sampler::new(options.sampling.clone(), &prompt.ids)?;
+    let generate =
+        || model.generate_with(&mut session, &prompt, &options, sampler, |step| answer.step(&step));
     let found = match trace_file {
         None => generate(),
         Some(file) => {
@@ -152,6 +181,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.model.failure(error)
     })?;
     answer.end()?;
+    let goes_on = "a larger --max-new-tokens goes on";
+    let text = cut(found.stop_reason, model, &prompt, found.ids.len(), goes_on);
+    if let Some(text) = text.filter(|_| !output.stdout_is_taken()) {
+        output.note(&text); // a report has it as `stop_reason`
+    }
     let share = bandwidth_share(model, &found.statistics)?;
     if !output.stdout_is_taken() {
         let of_a_copy = share.map(|share| format!(", {} of a copy's bandwidth", percent(share)));

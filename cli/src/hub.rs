@@ -3,6 +3,8 @@
 use super::failure::Failure;
 use super::output::Output;
 use super::printable::printable;
+use super::published::Size;
+use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use qwen3_vl::hub::{Event, Hub, HubModel};
 use serde::Serialize;
@@ -17,7 +19,8 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// OWNER/NAME, with :TYPE for one type of GGUF files and @REVISION for a branch, tag or commit; for example
-    /// Qwen/Qwen3-VL-2B-Instruct-GGUF:Q4_K_M.
+    /// Qwen/Qwen3-VL-2B-Instruct-GGUF:Q4_K_M. Or a short name of the published family: 2b, 4b, 8b or 32b, with -thinking for that
+    /// model and :TYPE for GGUF files.
     model: String,
 
     #[command(flatten)]
@@ -31,13 +34,16 @@ struct Json<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let Some(model) = HubModel::parse(&args.model) else {
+    let Some(model) = parse(&args.model) else {
         return Err(Failure::Usage(format!(
-            "{} is not of the form OWNER/NAME[:TYPE][@REVISION]",
+            "{} is not of the form OWNER/NAME[:TYPE][@REVISION], and no short name such as 2b or 8b:q4_k_m",
             args.model
         )));
     };
     let report = args.output.report()?;
+    if let Some(name) = full_name(&args.model) {
+        args.output.note(&format!("{} is {name}", args.model));
+    }
     let path = pull(&model, &args.output)?;
     if !args.output.stdout_is_taken() {
         writeln!(io::stdout(), "{}", path.display())?;
@@ -48,12 +54,56 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 /// The hub's model that a `--model` names; `None` if a file or directory of that name exists or it can only be a path.
 pub(super) fn named(model: &Path) -> Option<HubModel> {
-    if model.exists() { None } else { HubModel::parse(model.to_str()?) }
+    if model.exists() { None } else { parse(model.to_str()?) }
 }
 
 /// The path of a `--model`; a model on the hub is fetched.
 pub(super) fn locate(model: &Path, output: &Output) -> Result<PathBuf, Failure> {
-    named(model).map_or_else(|| Ok(model.to_owned()), |model| pull(&model, output))
+    let Some(found) = named(model) else { return Ok(model.to_owned()) };
+    if let Some(name) = model.to_str().and_then(full_name) {
+        output.note(&format!("{} is {name}", model.display()));
+    }
+    pull(&found, output)
+}
+
+/// The path of a model whose sizes alone are needed: of one on the hub no weights are fetched. `scratch` must outlive its use.
+pub(super) fn locate_headers(model: &Path, scratch: &Path, output: &Output) -> Result<PathBuf, Failure> {
+    let Some(found) = named(model) else { return Ok(model.to_owned()) };
+    if let Some(name) = model.to_str().and_then(full_name) {
+        output.note(&format!("{} is {name}", model.display()));
+    }
+    let path = Hub::from_env()?.headers(qwen3_vl::MODELS, &found, scratch, &mut |event| match event {
+        Event::Unreachable { reason } => {
+            output.say(&format!("{reason}; taking the copy of {} in the cache", found.id()));
+        }
+        Event::Retry { file, reason } => output.note(&format!("{file}: {reason}; trying again")),
+        Event::Progress { .. } | Event::Fetched { .. } => {}
+    });
+    Ok(path?)
+}
+
+fn parse(text: &str) -> Option<HubModel> {
+    HubModel::parse(&full_name(text).unwrap_or_else(|| text.to_owned()))
+}
+
+/// The hub's name for a short one of the published family, such as `8b`, `2b-thinking` or `4b:q4_k_m`.
+pub(super) fn full_name(short: &str) -> Option<String> {
+    let (name, revision) =
+        short.split_once('@').map_or((short, ""), |(name, _)| (name, &short[name.len()..]));
+    let (name, kind) = name.split_once(':').map_or((name, None), |(name, kind)| (name, Some(kind)));
+    let name = name.to_ascii_lowercase();
+    let (size, tuning) = Size::value_variants().iter().find_map(|size| {
+        let rest = name.strip_prefix(&size.name().to_ascii_lowercase())?;
+        let tuning = if rest.is_empty() { "instruct" } else { rest.strip_prefix('-')? };
+        matches!(tuning, "instruct" | "thinking").then_some((size.name(), tuning))
+    })?;
+    let tuning = match tuning {
+        "instruct" => "Instruct",
+        "thinking" => "Thinking",
+        _ => return None,
+    };
+    let files = kind.map_or_else(String::new, |kind| format!("-GGUF:{}", kind.to_ascii_uppercase()));
+    Some(format!("Qwen/Qwen3-VL-{size}-{tuning}{files}{revision}"))
 }
 
 fn pull(model: &HubModel, output: &Output) -> Result<PathBuf, Failure> {
@@ -96,6 +146,24 @@ mod tests {
     use super::*;
     use std::thread;
     use std::time::Duration;
+
+    #[test]
+    fn short_names_are_those_of_the_published_family() {
+        for (short, name) in [
+            ("2b", "Qwen/Qwen3-VL-2B-Instruct"),
+            ("32B-instruct", "Qwen/Qwen3-VL-32B-Instruct"),
+            ("4b-thinking@v1", "Qwen/Qwen3-VL-4B-Thinking@v1"),
+            ("8b:q4_k_m", "Qwen/Qwen3-VL-8B-Instruct-GGUF:Q4_K_M"),
+            ("30b-a3b", "Qwen/Qwen3-VL-30B-A3B-Instruct"),
+            ("8b-Thinking:Q8_0@main", "Qwen/Qwen3-VL-8B-Thinking-GGUF:Q8_0@main"),
+        ] {
+            assert_eq!(full_name(short).as_deref(), Some(name));
+            assert!(parse(short).is_some(), "{short}");
+        }
+        for other in ["", "3b", "2b-", "2b-base", "2b/x", "b", "models"] {
+            assert_eq!(full_name(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn bytes_of_an_earlier_download_do_not_count_into_the_speed() {

@@ -20,6 +20,7 @@ mod case_args;
 mod ceiling;
 mod chat;
 mod completions;
+mod content;
 #[cfg(feature = "profile")]
 mod costs;
 #[cfg(feature = "bench")]
@@ -29,6 +30,7 @@ mod devices;
 mod doctor;
 mod doctor_memory;
 mod editor;
+mod embed;
 mod environment;
 mod failure;
 mod files;
@@ -41,10 +43,12 @@ mod generate;
 #[cfg(feature = "convert")]
 mod gguf_file;
 mod hub;
+mod image_tokens;
 mod interrupt;
 mod json;
 mod measure;
 mod model;
+mod models;
 mod output;
 mod printable;
 #[cfg(feature = "profile")]
@@ -64,6 +68,7 @@ mod random_model;
 mod random_values;
 #[cfg(feature = "report")]
 mod report;
+mod rerank;
 #[cfg(feature = "profile")]
 mod run_ptx;
 mod sampling;
@@ -124,10 +129,16 @@ enum Command {
     /// Serve a model over OpenAI's HTTP interface, with a web page for chat.
     #[cfg(feature = "serve")]
     Serve(serve::Args),
+    /// Write embeddings of texts, pictures and videos, or search among them.
+    Embed(embed::Args),
+    /// Rank texts, pictures and videos by their relevance to a query.
+    Rerank(rerank::Args),
     /// Plan a model's memory: what fits a card, and how fast it would be.
     Fit(fit::Args),
     /// Fetch a model from the Hugging Face hub.
     Pull(hub::Args),
+    /// List the models in the hub's cache, or remove some.
+    Models(models::Args),
     /// Train adapters, or all weights, on conversations with pictures.
     #[cfg(feature = "train")]
     Finetune(finetune::Args),
@@ -150,7 +161,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    let is_bare = std::env::args_os().len() == 1;
     let cli = match Cli::try_parse() {
+        Err(_) if is_bare => {
+            let _ = Cli::command().print_help(); // nowhere to report that stdout is closed
+            return ExitCode::SUCCESS;
+        }
         Ok(cli) => cli,
         Err(help_or_error) => {
             let _ = help_or_error.print(); // nowhere to report that stdout or stderr is closed
@@ -177,8 +193,11 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(&args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(&args),
+        Command::Embed(args) => embed::run(&args),
+        Command::Rerank(args) => rerank::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
+        Command::Models(args) => models::run(&args),
         #[cfg(feature = "train")]
         Command::Finetune(args) => finetune::run(args),
         #[cfg(feature = "convert")]

@@ -6,6 +6,7 @@ use super::failure::Failure;
 use super::files::note_input;
 use super::fit;
 use super::hub;
+use super::image_tokens::{ImageTokens, image_tokens, shrunk};
 use super::output::Output;
 use super::speed;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -20,6 +21,7 @@ use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::files::open_regular;
 use qwen3_vl::fit::{Asked, Choice};
 use qwen3_vl::footprint::{Gpu, Workload};
+use qwen3_vl::media::PixelLimits;
 use qwen3_vl::split::{Split, Target};
 use qwen3_vl::weights::{Conversion, Progress};
 use qwen3_vl::{
@@ -33,8 +35,9 @@ use std::time::Instant;
 pub(super) struct ModelArgs {
     /// The model. A directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (the first of a
     /// split model), or a directory with one; or a name on the Hugging Face hub, OWNER/NAME or OWNER/NAME:TYPE for GGUF
-    /// files, which is fetched as by `pull` unless it is in the cache.
-    #[arg(long, value_name = "MODEL")]
+    /// files, which is fetched as by `pull` unless it is in the cache; or a short name of the published family, such as 2b,
+    /// 8b:q4_k_m or 4b-thinking.
+    #[arg(long, short, value_name = "MODEL")]
     pub model: PathBuf,
 
     #[command(flatten)]
@@ -62,15 +65,15 @@ pub(super) struct LoadArgs {
     /// The type of matrices. If not given, f16 on a GPU and f32 on the CPU, and matrices that are quantised in a GGUF file
     /// stay quantised. f32 and f16 compute in f32. The other types are quantised while the model loads and multiplied by
     /// dp4a; q4_k, iq4_nl and iq4_xs have a smaller error than q4_0.
-    #[arg(long, value_name = "TYPE", value_parser = weight_types())]
+    #[arg(long, value_name = "TYPE", value_parser = weight_types(), ignore_case = true)]
     pub dtype: Option<Matrices>,
 
     /// The type of keys and values in the cache; f32 if not given. 16-bit floats take half the memory: f16, bf16, and those
     /// that `float16` measures, by their exponent bits. q8_0 takes 8.5 bits per value.
-    #[arg(long, value_name = "TYPE", value_parser = cache_formats())]
+    #[arg(long, value_name = "TYPE", value_parser = cache_formats(), ignore_case = true)]
     pub cache: Option<KvFormat>,
 
-    /// The number of decoder layers whose weights stay on the GPU; if not given, as many as fit. The weights of the layers
+    /// The number of decoder layers whose weights stay on the GPU, all of them if it is as many or more; if not given, as many as fit. The weights of the layers
     /// after them stay in pinned host memory and are copied to the GPU while the layer before computes. The tokens are the
     /// same. Each token takes at least the time of that copy, and its kernels are launched one by one.
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
@@ -82,8 +85,13 @@ pub(super) struct LoadArgs {
 
     /// The type of the vision tower's matrices; if not given, that of the others. q8_0 encodes pictures with 8-bit
     /// products.
-    #[arg(long, value_name = "TYPE", value_parser = weight_types())]
+    #[arg(long, value_name = "TYPE", value_parser = weight_types(), ignore_case = true)]
     pub vision_dtype: Option<Matrices>,
+
+    /// The fewest and the most tokens of a picture, MIN,MAX, or the most alone. Pictures are resized to it as the checkpoint's
+    /// preprocessing resizes to its own limits. If not given, the most is 1280, or more on a device that has room and speed for it.
+    #[arg(long, value_name = "MIN,MAX", value_parser = image_tokens)]
+    pub image_tokens: Option<ImageTokens>,
 
     /// The most prompt tokens in one pass. A lower number bounds the memory of a long prompt; a higher one keeps a GPU
     /// busy.
@@ -120,7 +128,8 @@ impl VisionDevice {
 
 /// `--cache`
 pub(super) fn cache_formats() -> impl TypedValueParser<Value = KvFormat> {
-    PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name)).try_map(|name| name.parse::<KvFormat>())
+    PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name))
+        .try_map(|name| name.to_ascii_lowercase().parse::<KvFormat>())
 }
 
 /// `--dtype` for a model that is compared with its reference.
@@ -150,7 +159,7 @@ pub(super) fn weight_types() -> impl TypedValueParser<Value = Matrices> {
         PossibleValue::new(*name).help(format!("{bits:.2} bits a value"))
     };
     PossibleValuesParser::new(types.iter().map(value).collect::<Vec<_>>()).try_map(move |given| {
-        let found = types.iter().find(|(name, ..)| *name == given);
+        let found = types.iter().find(|(name, ..)| name.eq_ignore_ascii_case(&given));
         found.map(|(_, _, matrices)| *matrices).ok_or("it must be one of the types")
     })
 }
@@ -159,14 +168,8 @@ pub(super) fn weight_types() -> impl TypedValueParser<Value = Matrices> {
 pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
     note_input(model);
     let is_gguf = || {
-        let begins_so = || {
-            let mut beginning = [0; 4];
-            let mut file = open_regular(model).ok()?;
-            file.read_exact(&mut beginning).ok()?;
-            (beginning == *b"GGUF").then_some(())
-        };
         let is_named_so = model.extension().is_some_and(|extension| extension == "gguf");
-        model.is_file() && (is_named_so || begins_so().is_some())
+        model.is_file() && (is_named_so || begins_as_gguf(model))
     };
     let has_gguf = || {
         let mut names =
@@ -177,12 +180,22 @@ pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
     if is_gguf() || has_gguf() { Ok(()) } else { check_directory(model) }
 }
 
+fn begins_as_gguf(file: &Path) -> bool {
+    let mut beginning = [0; 4];
+    let read = open_regular(file).and_then(|mut file| file.read_exact(&mut beginning));
+    read.is_ok() && beginning == *b"GGUF"
+}
+
 /// Refuses a path that can't be a checkpoint's directory, and says how to get one.
 pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
     note_input(dir);
     let name = dir.display();
     let problem = if !dir.exists() {
         "there is no such directory or file"
+    } else if begins_as_gguf(dir) {
+        return Err(Failure::Failed(format!(
+            "{name}: that is a GGUF file; a checkpoint as published is needed here, a directory with config.json and safetensors"
+        )));
     } else if !dir.is_dir() {
         "that is no directory, and no GGUF file"
     } else if !dir.join("config.json").exists() {
@@ -287,18 +300,18 @@ impl ModelArgs {
     }
 
     /// The options that were given; `None` for the others.
-    pub fn asked(&self) -> Asked {
+    fn asked(&self, config: &Config) -> Asked {
         Asked {
             matrices: self.load.dtype,
             cache: self.load.cache,
-            gpu_layers: self.load.gpu_layers,
+            gpu_layers: self.load.gpu_layers.map(|layers| layers.min(config.text.num_hidden_layers)),
             vision: self.load.vision_device.map(VisionDevice::place),
             vision_matrices: self.load.vision_dtype,
         }
     }
 
-    /// The model's files, fetched if necessary.
-    pub fn open(&self, output: &Output) -> Result<Opened, Failure> {
+    /// The model's files, fetched if necessary, to be loaded onto `device`, which the most tokens of a picture are chosen for.
+    pub fn open(&self, device: &Device, output: &Output) -> Result<Opened, Failure> {
         let path = hub::locate(&self.model, output)?;
         note_input(&path);
         let since = Instant::now();
@@ -308,7 +321,17 @@ impl ModelArgs {
             None => checkpoint,
         };
         let config = checkpoint.config()?;
-        Ok(Opened { checkpoint, config, since })
+        let image_tokens = match (self.load.image_tokens, device) {
+            (Some(given), _) => given,
+            (None, Device::Cuda(cuda)) => {
+                let (free, _) = cuda.memory_info()?;
+                let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
+                ImageTokens::usual(&config, Some((&fit::peaks(cuda.properties()), limit)))
+            }
+            (None, _) => ImageTokens::usual(&config, None),
+        };
+        let checkpoint = checkpoint.with_pixel_limits(image_tokens.limits(&config));
+        Ok(Opened { checkpoint, config, image_tokens, since })
     }
 
     /// Decides the load options: those that were given, and the others so that the model fits the GPU, which is printed.
@@ -444,7 +467,7 @@ impl ModelArgs {
         if self.load.several.are_given() {
             return self.load_split(opened, device, work, output);
         }
-        let decision = self.options(opened, device, work, &self.asked(), output)?;
+        let decision = self.options(opened, device, work, &self.asked(&opened.config), output)?;
         self.load_as(decision, opened, device, output)
     }
 
@@ -464,7 +487,7 @@ impl ModelArgs {
         work: &Work,
         output: &Output,
     ) -> Result<Vec<(Device, Loaded)>, Failure> {
-        let mut asked = self.asked();
+        let mut asked = self.asked(&opened.config);
         let mut replicas: Vec<(Device, Loaded)> = Vec::new();
         let mut refusal = None;
         for device in devices {
@@ -550,7 +573,8 @@ impl ModelArgs {
             targets.push(Target { gpu, limit, speed: fit::memory_speed(cuda.properties()) });
             before += total - free;
         }
-        let (usual, asked, ratio) = (self.usual(opened, first), self.asked(), self.load.several.ratio());
+        let (usual, asked, ratio) =
+            (self.usual(opened, first), self.asked(&opened.config), self.load.several.ratio());
         if ratio.is_none() && self.load.several.mode() == SplitMode::Layer {
             let gpus: Vec<_> = devices.iter().filter_map(Device::as_cuda).collect();
             let (speeds, note) = speed::speeds(&gpus)?;
@@ -719,11 +743,55 @@ impl Loaded {
 /// A model whose weights are not loaded yet.
 pub(super) struct Opened {
     pub config: Config,
+    /// The limits of a picture.
+    pub image_tokens: ImageTokens,
     checkpoint: Checkpoint,
     since: Instant,
 }
 
 impl Opened {
+    /// With these limits of pixels where --image-tokens is not given.
+    pub fn or_pixels(self, limits: PixelLimits) -> Self {
+        if self.image_tokens.given {
+            return self;
+        }
+        let side = self.config.vision.as_ref().map_or(1, |vision| vision.sizes().token_side());
+        let tokens = |pixels: usize| pixels / (side * side);
+        let image_tokens = ImageTokens {
+            min: limits.min.map(tokens),
+            max: limits.max.map_or(self.image_tokens.max, tokens),
+            given: false,
+        };
+        Self { checkpoint: self.checkpoint.with_pixel_limits(limits), image_tokens, ..self }
+    }
+
+    /// With at most this many pixels of a picture.
+    pub fn with_most_pixels(self, most: usize) -> Self {
+        let limits = self.image_tokens.limits(&self.config);
+        let [max, most] = [limits.max, limits.most].map(|limit| limit.map(|limit| limit.min(most)));
+        let checkpoint = self.checkpoint.with_pixel_limits(PixelLimits { max, most, ..limits });
+        Self { checkpoint, ..self }
+    }
+
+    /// Says once which pictures are shrunk, and how to have them larger.
+    pub fn say_shrunk(
+        &self,
+        visuals: &[Visual],
+        processor: &Processor,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        for visual in visuals {
+            let Visual::Image { name, picture } = visual else { continue };
+            if let Some((size, tokens)) = shrunk(name, picture, processor)? {
+                let (width, height) = (picture.width, picture.height);
+                output.note(&format!(
+                    "{name}: {width} × {height} pixels shrunk to {size}, {tokens} tokens; --image-tokens allows more"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Queries the plan of its memory.
     fn planned<R>(&self, ask: impl FnOnce(fit::Plannable) -> pascaline::Result<R>) -> pascaline::Result<R> {
         let config = &self.config;
@@ -756,12 +824,17 @@ pub(super) fn at_most(
     texts: &[&str],
     visuals: &[Visual],
     to_come: usize,
-    config: &Config,
+    opened: &Opened,
 ) -> Option<Workload> {
+    let (config, budget) = (&opened.config, opened.image_tokens);
+    let small = SMALL.max(budget.min.unwrap_or(0));
     const TEMPLATE: usize = 512; // the most tokens that a template adds
     const SMALL: usize = 256; // tokens of the smallest image
     let tokens = |visual: &Visual| match visual {
-        Visual::Image { picture, .. } => Some(config.picture([picture.width, picture.height]).0.max(SMALL)),
+        Visual::Image { picture, .. } => {
+            let tokens = config.picture([picture.width, picture.height]).0;
+            Some(tokens.max(small).min(budget.max.max(SMALL)))
+        }
         Visual::Video { .. } => None,
     };
     let images = visuals.iter().map(tokens).collect::<Option<Vec<_>>>()?;
@@ -772,11 +845,16 @@ pub(super) fn at_most(
     Some(Workload { context: prompt.saturating_add(to_come), prompt, patches })
 }
 
-/// Bytes, with K, M or G for powers of 1024.
+/// Bytes, with K, M or G, or KB or KiB and so on, for powers of 1024.
 pub(super) fn bytes(text: &str) -> Result<usize, String> {
-    let (number, unit) = match text.char_indices().next_back() {
-        Some((at, unit @ ('k' | 'K' | 'm' | 'M' | 'g' | 'G'))) => (&text[..at], unit),
-        _ => (text, ' '),
+    let unit_less = match text.strip_suffix(['b', 'B']) {
+        Some(rest) => rest.strip_suffix(['i', 'I']).unwrap_or(rest),
+        None => text,
+    };
+    let (number, unit) = match unit_less.char_indices().next_back() {
+        Some((at, unit @ ('k' | 'K' | 'm' | 'M' | 'g' | 'G'))) => (&unit_less[..at], unit),
+        _ if unit_less.len() + 1 < text.len() => (text, ' '), // iB alone is no unit
+        _ => (unit_less, ' '),
     };
     let shift = match unit.to_ascii_uppercase() {
         'K' => 10,

@@ -48,6 +48,11 @@ impl Output {
         self.json.as_deref().is_some_and(|path| path.as_os_str() == "-")
     }
 
+    /// Whether there is JSON, in a file or on stdout.
+    pub fn writes_json(&self) -> bool {
+        self.json.is_some()
+    }
+
     pub fn is_quiet(&self) -> bool {
         self.quiet
     }

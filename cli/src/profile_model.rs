@@ -50,13 +50,13 @@ pub(super) struct ModelProfile {
     prompt_tokens: u32,
 
     /// The type of keys and values, as `generate` has it.
-    #[arg(long, value_name = "TYPE", value_parser = cache_formats(), requires = "model")]
+    #[arg(long, value_name = "TYPE", value_parser = cache_formats(), ignore_case = true, requires = "model")]
     cache: Option<KvFormat>,
 }
 
 fn cards() -> impl TypedValueParser<Value = &'static Card> {
     let by_name = |id: String| Card::by_name(&id).ok_or("no such card");
-    PossibleValuesParser::new(Card::ALL.map(|card| card.id)).try_map(by_name)
+    PossibleValuesParser::new(Card::KNOWN.map(|card| card.id)).try_map(by_name)
 }
 
 /// Tokens until each is a single graph launch: the first is the prefill's, and the second's pass captures the graph.
@@ -128,7 +128,7 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     model_args.check()?;
     let report = output.report()?;
     let device = Device::virtual_gpu()?;
-    let opened = model_args.open(output)?;
+    let opened = model_args.open(&device, output)?;
     let context = prompt_tokens + ANSWER;
     let limit = opened.config.text.max_position_embeddings;
     if context > limit {

@@ -7,7 +7,7 @@ use super::gguf_file::{GgufFile, targets};
 use super::hub;
 use super::model::check_directory;
 use super::output::Output;
-use super::screen::Style;
+use super::screen::{Screen, Style};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use pascaline::quant::ErrorReport;
 use pascaline::{DType, Device, format_bytes};
@@ -102,17 +102,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     let mut weights = Weights::open(dir, config, DType::F32, &Device::Cpu)?;
     let mut screen = output.screen();
-    screen.start(plans.iter().map(|(_, plan)| plan.tensors.len()).sum());
+    screen.start_smooth(plans.iter().map(|(_, plan)| plan.parameters()).sum());
     let (mut written, mut tensors, mut finished): (_, Vec<Report>, Vec<OutputFile>) =
         (Vec::new(), Vec::new(), Vec::new());
     for (to, plan) in &plans {
         let mut file = GgufFile::create(to, plan, output.may_replace())?;
         for tensor in &plan.tensors {
             screen.doing(&tensor.name);
-            let (bytes, error) = encoded(&mut weights, tensor, &device)?;
+            let (bytes, error) = encoded(&mut weights, tensor, &device, &screen)?;
             file.write(&bytes)?;
             file.pad()?;
-            screen.done();
             if error.relative_rms > 0.0 {
                 screen.text(&format!("{}: {}: {error}", tensor.name, tensor.ty.name()), Style::Plain)?;
             }
@@ -136,19 +135,72 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     report.map_or(Ok(()), |report| report.write(&Json { files: written, tensors }))
 }
 
+/// Values that are encoded at a time, about: the bar moves after each.
+const PIECE: usize = 1 << 22;
+
+/// As [`encode`], some whole rows at a time, of about `piece` values; `advance` is given how many were encoded.
+fn in_pieces(
+    ty: GgmlType,
+    values: &[f32],
+    [rows, cols]: [usize; 2],
+    piece: usize,
+    device: &Device,
+    advance: impl Fn(usize),
+) -> pascaline::Result<Vec<u8>> {
+    if cols == 0 || !cols.is_multiple_of(ty.block()) || rows * cols != values.len() {
+        let bytes = encode(ty, values, [rows, cols], device)?; // rows are no whole blocks, or it is refused
+        advance(values.len());
+        return Ok(bytes);
+    }
+    let mut bytes = Vec::with_capacity(ty.bytes(values.len()));
+    for part in values.chunks((piece / cols).max(1) * cols) {
+        bytes.extend(encode(ty, part, [part.len() / cols, cols], device)?);
+        advance(part.len());
+    }
+    Ok(bytes)
+}
+
 /// A tensor's bytes, and the error of quantising it.
 fn encoded(
     weights: &mut Weights,
     tensor: &PlannedTensor,
     device: &Device,
+    screen: &Screen,
 ) -> Result<(Vec<u8>, ErrorReport), Failure> {
     let values = tensor.values(weights.host(&tensor.published)?);
     let cannot = |error: pascaline::Error| Failure::Failed(format!("{}: {error}", tensor.published));
-    let bytes = encode(tensor.ty, &values, tensor.matrix(), device).map_err(cannot)?;
+    let advance = |values| screen.advance(values);
+    let bytes = in_pieces(tensor.ty, &values, tensor.matrix(), PIECE, device, advance).map_err(cannot)?;
     if tensor.ty == GgmlType::F32 {
         return Ok((bytes, ErrorReport::new(&[], &[])));
     }
     let mut decoded = vec![0.0; values.len()];
     dequantize(tensor.ty, &bytes, &mut decoded);
     Ok((bytes, ErrorReport::new(&values, &decoded)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn pieces_make_the_same_bytes() {
+        let values: Vec<f32> = (0..7 * 256).map(|i| ((i * 37 % 101) as f32 - 50.0) / 16.0).collect();
+        for ty in
+            [GgmlType::F32, GgmlType::BF16, GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_K, GgmlType::Q6_K]
+        {
+            let whole = encode(ty, &values, [7, 256], &Device::Cpu).unwrap();
+            for piece in [1, 256, 600, 10_000] {
+                let (done, calls) = (Cell::new(0), Cell::new(0));
+                let advance = |values| {
+                    done.set(done.get() + values);
+                    calls.set(calls.get() + 1);
+                };
+                let found = in_pieces(ty, &values, [7, 256], piece, &Device::Cpu, advance).unwrap();
+                assert!(found == whole, "{} in pieces of {piece}", ty.name());
+                assert_eq!((done.get(), calls.get()), (values.len(), 7usize.div_ceil((piece / 256).max(1))));
+            }
+        }
+    }
 }

@@ -9,6 +9,7 @@ use super::output::Output;
 use super::published::Size;
 use super::quantize::mixes;
 use super::random_values::{Fill, generate};
+use super::screen::Screen;
 use qwen3_vl::config::{Config, PUBLISHED_PIXELS, PreprocessorConfig, seeing};
 use qwen3_vl::gguf::{GgmlType, Mix, text_plan, vision_plan};
 use serde::Serialize;
@@ -73,7 +74,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let config = changed(&args.from.join("config.json"), args.size.fields())?;
     let (to, parameters) = match args.mix {
         None => write_checkpoint(args, &config)?,
-        Some(mix) => write_gguf(&args.from, &args.to, &config, mix, replace, |_| Ok(()))?,
+        Some(mix) => {
+            let (mut screen, mut before) = (args.output.screen(), None);
+            write_gguf(&args.from, &args.to, &config, mix, replace, |bytes, total| {
+                if before.is_none() {
+                    screen.start_smooth(total as usize);
+                }
+                screen.advance((bytes - before.unwrap_or(0)) as usize);
+                before = Some(bytes);
+                Ok(())
+            })?
+        }
     };
     if !args.output.stdout_is_taken() {
         let kind = args.mix.map_or("bf16", Mix::name);
@@ -114,21 +125,21 @@ fn write_checkpoint(args: &Args, config: &[u8]) -> Result<(PathBuf, usize), Fail
     let config = qwen3_vl::config::parse(&args.to.join("config.json"), config)?;
     let to = args.to.join("model.safetensors");
     let mut file = OutputFile::create(&to, args.output.may_replace())?;
-    let parameters = write_weights(&mut file, &to, &config)?;
+    let parameters = write_weights(&mut file, &to, &config, &mut args.output.screen())?;
     files.push(file);
     keep_all(files)?;
     Ok((to, parameters))
 }
 
 /// A pair of GGUF files; returns the text file and the number of parameters of both. `proceed` is called with the bytes so
-/// far and may stop it.
+/// far and those of all tensors, and may stop it.
 pub(super) fn write_gguf(
     from: &Path,
     to: &Path,
     config: &[u8],
     mix: Mix,
     replace: bool,
-    mut proceed: impl FnMut(u64) -> Result<(), Failure>,
+    mut proceed: impl FnMut(u64, u64) -> Result<(), Failure>,
 ) -> Result<(PathBuf, usize), Failure> {
     let config = qwen3_vl::config::parse(&from.join("config.json"), config)?;
     let [text, vision] = targets(to, mix.name())?;
@@ -139,6 +150,8 @@ pub(super) fn write_gguf(
         let images = PreprocessorConfig { min_pixels, max_pixels, ..images };
         plans.insert(0, (&vision, vision_plan(&from.join("config.json"), &config, &images)?));
     }
+    let tensors = plans.iter().flat_map(|(_, plan)| &plan.tensors);
+    let total = tensors.map(|tensor| tensor.ty.bytes(tensor.shape.iter().product()) as u64).sum();
     let (mut files, mut seed, mut before) = (Vec::new(), 0, 0);
     for (to, plan) in &plans {
         let mut file = GgufFile::create(to, plan, replace)?;
@@ -146,7 +159,7 @@ pub(super) fn write_gguf(
             let fill = Fill::for_tensor(&tensor.published, &tensor.shape);
             generate(tensor.ty, tensor.shape.iter().product(), fill, seed, |bytes| {
                 file.write(bytes)?;
-                proceed(before + file.bytes())
+                proceed(before + file.bytes(), total)
             })?;
             file.pad()?;
             seed += 1;
@@ -176,7 +189,12 @@ fn merge(value: &mut Value, changes: Value) {
 }
 
 /// Writes a safetensors file in bf16; returns the number of parameters.
-fn write_weights(file: &mut OutputFile, to: &Path, config: &Config) -> Result<usize, Failure> {
+fn write_weights(
+    file: &mut OutputFile,
+    to: &Path,
+    config: &Config,
+    screen: &mut Screen,
+) -> Result<usize, Failure> {
     let tensors = config.published_tensors();
     let mut header = Map::new();
     let mut at = 0;
@@ -187,12 +205,17 @@ fn write_weights(file: &mut OutputFile, to: &Path, config: &Config) -> Result<us
         at += bytes;
     }
     let header = Value::Object(header).to_string();
-    let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(|error| unwritable(to, &error));
+    screen.start_smooth(at);
+    let mut write = |bytes: &[u8]| {
+        screen.advance(bytes.len());
+        file.write_all(bytes).map_err(|error| unwritable(to, &error))
+    };
     write(&(header.len() as u64).to_le_bytes())?;
     write(header.as_bytes())?;
     for (seed, (name, shape)) in tensors.iter().enumerate() {
         let fill = Fill::for_tensor(name, shape);
         generate(GgmlType::BF16, shape.iter().product(), fill, seed as u64, &mut write)?;
     }
+    screen.finish();
     Ok(at / 2)
 }

@@ -62,7 +62,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "DEVICE", default_value = "virtual")]
     device: On,
 
-    /// Simulate this card and estimate only for it: mx330, gtx1050ti, gtx1060, gtx1080, p4 or p40.
+    /// Simulate this card and estimate only for it: mx330, gtx1050ti, gtx1060, gtx1070, gtx1080, gtx1080ti, p4 or p40.
     #[arg(long, value_name = "CARD", value_parser = card)]
     card: Option<&'static Card>,
 
@@ -99,7 +99,7 @@ impl std::str::FromStr for On {
 }
 
 fn card(name: &str) -> Result<&'static Card, String> {
-    Card::by_name(name).ok_or_else(|| format!("use one of {}", Card::ALL.map(|card| card.id).join(", ")))
+    Card::by_name(name).ok_or_else(|| format!("use one of {}", Card::KNOWN.map(|card| card.id).join(", ")))
 }
 
 #[derive(Serialize)]

@@ -2,13 +2,17 @@
 
 use super::output::Output;
 use pascaline::Error;
-use qwen3_vl::{LanguageModel, Options, Prompt, Sampling};
+use qwen3_vl::{LanguageModel, Options, Processor, Prompt, Sampling};
+
+/// Tokens that memory is planned for if nothing limits an answer, the most first; a longer one takes what is left.
+const UNLIMITED: [usize; 2] = [2048, 512];
 
 #[derive(clap::Args)]
 pub(super) struct SamplingArgs {
-    /// The most tokens to generate. The model's context may end the answer before.
-    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one, allow_negative_numbers = true)]
-    max_new_tokens: usize,
+    /// The most tokens to generate. If not given, generation_config.json decides, and else only the model's context and the
+    /// memory for its cache end an answer before its own end.
+    #[arg(long, short = 'n', value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
+    max_new_tokens: Option<usize>,
 
     /// Always take the likeliest token. Without this and the options below, generation_config.json decides.
     #[arg(long)]
@@ -120,8 +124,14 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 impl SamplingArgs {
-    pub fn max_new_tokens(&self) -> usize {
-        self.max_new_tokens
+    /// The most tokens to generate, if something limits them.
+    pub fn max_new_tokens(&self, processor: &Processor) -> Option<usize> {
+        self.max_new_tokens.or(processor.generation.max_new_tokens)
+    }
+
+    /// The tokens to plan memory for, the most first, which the limit cuts.
+    pub fn planned_tokens(&self, limit: Option<usize>) -> Vec<usize> {
+        limit.or(self.max_new_tokens).map_or_else(|| UNLIMITED.into(), |most| vec![most])
     }
 
     /// The seed, if given.
@@ -138,7 +148,8 @@ impl SamplingArgs {
 
     /// Prints that the model's context ends before `--max-new-tokens`.
     pub fn say_room(&self, model: &LanguageModel, prompt: &Prompt, output: &Output) -> pascaline::Result<()> {
-        let (most, room) = (self.max_new_tokens, model.room_after(prompt)?);
+        let Some(most) = self.max_new_tokens else { return Ok(()) };
+        let room = model.room_after(prompt)?;
         if room < most {
             let context = model.config().text.max_position_embeddings;
             output.note(&format!(
@@ -182,7 +193,7 @@ impl SamplingArgs {
             seed: self.seed.unwrap_or_else(|| rand::random::<u32>().into()),
         };
         Options {
-            max_new_tokens: self.max_new_tokens,
+            max_new_tokens: self.max_new_tokens(&model.processor).unwrap_or(usize::MAX),
             sampling,
             stop: self.stop.clone(),
             stop_at_eos: !self.ignore_eos,

@@ -123,6 +123,20 @@ impl Screen {
         }
     }
 
+    /// As [`start`](Self::start), for work that is counted in parts too small to show their number: [`advance`](Self::advance)
+    /// moves the bar.
+    pub fn start_smooth(&mut self, parts: usize) {
+        self.start(parts);
+        if let Ok(style) = ProgressStyle::with_template("  {bar:24} {percent:>3} %  {elapsed}  {wide_msg}") {
+            self.bar.set_style(style.progress_chars("━━╌"));
+        }
+    }
+
+    /// Moves the bar.
+    pub fn advance(&self, parts: usize) {
+        self.bar.inc(parts as u64);
+    }
+
     /// Starts the next step.
     pub fn doing(&self, what: &str) {
         self.bar.set_message(printable(what).into_owned());

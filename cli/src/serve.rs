@@ -91,7 +91,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "16")]
     max_pictures: usize,
 
-    /// The most pixels of a picture, with K, M or G.
+    /// The most pixels of a picture, with K, M or G; larger ones are shrunk to it. --image-tokens shrinks them further unless a
+    /// request says otherwise with max_pixels.
     #[arg(long, value_name = "N", default_value = "16M", value_parser = bytes)]
     max_pixels: usize,
 
@@ -154,9 +155,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         None => vec![args.model.device(output)?],
         Some(count) => args.model.devices_of_replicas(count)?,
     };
-    let opened = args.model.open(output)?;
+    let opened = args.model.open(&devices[0], output)?.with_most_pixels(args.max_pixels);
     let most = opened.config.text.max_position_embeddings;
-    let mut works = fit::requests(&opened.config);
+    let mut works = fit::requests(&opened.config, opened.image_tokens.max);
     if let Some(context) = args.context.map(|context| context.min(most)) {
         works = vec![Workload { context, prompt: context, ..works[0] }];
     }
@@ -214,7 +215,7 @@ fn config(args: &Args, model: &LanguageModel, context: usize, api_key: Option<St
     let limits = Limits {
         body: args.max_body,
         pictures: args.max_pictures,
-        pixels: args.max_pixels as u64,
+        resized_pixels: args.max_pixels,
         time: Duration::from_secs(args.request_timeout),
         connections: args.max_connections as usize,
         memory: args.memory_budget.unwrap_or_else(pascaline_server::default_memory),

@@ -2,16 +2,22 @@
 
 use super::failure::Failure;
 use super::files::note_input;
+use pascaline::Error;
 use qwen3_vl::Visual;
-use qwen3_vl::preprocess::{MAX_DECODED, Picture};
+use qwen3_vl::files::open_regular;
+use qwen3_vl::video::FrameSampling;
 use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use url::Url;
 
 /// The most bytes of a prompt: far more than any model's context.
 const MAX_TEXT: u64 = 64 << 20;
+
+/// The most bytes of a picture file.
+const MAX_FILE: u64 = 256 << 20;
 
 /// A text: given as it is, `-` for stdin, or `@FILE`; `@@` begins a text that begins with `@`.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,16 +64,50 @@ pub(super) fn is_stdin(file: &Path) -> bool {
     file.as_os_str() == "-"
 }
 
-/// A picture file, or the picture on stdin for `-`.
-pub(super) fn image(file: &Path) -> Result<Visual, Failure> {
-    if !is_stdin(file) {
-        note_input(file);
-        return Ok(Visual::image(file)?);
-    }
-    let bytes = read_to_end(io::stdin().lock(), MAX_DECODED)
-        .map_err(|error| Failure::Failed(format!("the image on stdin can't be read: {error}")))?;
-    let name = "stdin";
-    Ok(Visual::Image { name: name.into(), picture: Picture::from_bytes(name, &bytes)? })
+/// A picture file, the picture on stdin for `-`, or that at an http or https address. An animated one is a video.
+pub(super) fn image(file: &Path, sampling: &FrameSampling) -> Result<Visual, Failure> {
+    let failed = |reason: String| Failure::Failed(reason);
+    let text = file.to_str().unwrap_or_default();
+    let (name, bytes) = if is_stdin(file) {
+        let bytes = read_to_end(io::stdin().lock(), MAX_FILE);
+        (
+            "stdin".to_owned(),
+            bytes.map_err(|error| failed(format!("the image on stdin can't be read: {error}")))?,
+        )
+    } else if text.starts_with("http://") || text.starts_with("https://") {
+        (text.to_owned(), fetch(text).map_err(|reason| failed(format!("{text}: {reason}")))?)
+    } else {
+        let file = local(file);
+        note_input(&file);
+        let bytes = open_regular(&file).and_then(|opened| read_to_end(opened, MAX_FILE));
+        let name = file.display().to_string();
+        let bytes = bytes.map_err(|error| Error::Image { file: name.clone(), reason: error.to_string() })?;
+        (name, bytes)
+    };
+    Ok(Visual::from_bytes(&name, &bytes, sampling)?)
+}
+
+/// A video: a folder of pictures, an animated picture, or a file that ffmpeg reads.
+pub(super) fn video(file: &Path, sampling: &FrameSampling) -> Result<Visual, Failure> {
+    let file = local(file);
+    note_input(&file);
+    Ok(Visual::video_file(&file, sampling)?)
+}
+
+/// The path of a `file://` address, or the path as it is.
+fn local(file: &Path) -> PathBuf {
+    let url = file.to_str().filter(|text| text.starts_with("file://"));
+    url.and_then(|text| Url::parse(text).ok()?.to_file_path().ok()).unwrap_or_else(|| file.to_owned())
+}
+
+#[cfg(feature = "serve")]
+fn fetch(address: &str) -> Result<Vec<u8>, String> {
+    pascaline_server::fetch_picture(address, MAX_FILE as usize)
+}
+
+#[cfg(not(feature = "serve"))]
+fn fetch(_: &str) -> Result<Vec<u8>, String> {
+    Err("this build fetches no pictures, as it has no `serve`".to_owned())
 }
 
 fn read_to_end(from: impl Read, limit: u64) -> io::Result<Vec<u8>> {
@@ -85,6 +125,7 @@ pub(super) fn typed_path(text: &str) -> PathBuf {
     let text = text.trim();
     let quoted = ['"', '\''].into_iter().find_map(|quote| text.strip_prefix(quote)?.strip_suffix(quote));
     match quoted {
+        _ if text.starts_with("file://") => local(Path::new(text)),
         Some(inside) => expanded(inside),
         None if cfg!(windows) => expanded(text),
         None => {
@@ -139,5 +180,8 @@ mod tests {
         assert_eq!(typed_path("~/a.png"), home.join("a.png"));
         assert_eq!(typed_path("'~/a b.png'"), home.join("a b.png"));
         assert_eq!(path("~root/a.png"), "~root/a.png");
+        if !cfg!(windows) {
+            assert_eq!(path("file:///tmp/a%20b.png\n"), "/tmp/a b.png");
+        }
     }
 }

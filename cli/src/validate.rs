@@ -44,11 +44,11 @@ pub(super) struct Args {
     dtype: Option<StorageType>,
 
     /// With --model, the type of the vision tower's matrices, if different; the column `embeddings` shows its error.
-    #[arg(long, value_name = "TYPE", requires = "model", value_parser = weight_types())]
+    #[arg(long, value_name = "TYPE", requires = "model", value_parser = weight_types(), ignore_case = true)]
     vision_dtype: Option<Matrices>,
 
     /// With --model, the type of keys and values in the cache; f32 if not given.
-    #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats())]
+    #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats(), ignore_case = true)]
     cache: Option<KvFormat>,
 
     /// With --model, only the runs with these names; if not given, all.

@@ -4,6 +4,7 @@ use super::device::DeviceArg;
 use super::devices::DevicesArgs;
 use super::environment::Environment;
 use super::failure::Failure;
+use super::hub;
 use super::model::check_model;
 use super::output::Output;
 use super::screen::Style;
@@ -54,6 +55,8 @@ pub(super) fn run(
     types: Types,
     output: &Output,
 ) -> Result<(), Failure> {
+    let located = hub::locate(path, output)?;
+    let path = located.as_path();
     check_model(path)?;
     let runs = cases::load(path)?.ok_or_else(|| {
         let cases =

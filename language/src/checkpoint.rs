@@ -4,6 +4,7 @@ use super::adapter::{ADAPTER_TENSORS, Adapter};
 use super::gguf::{self, DeviceStorage, GgmlType, Gguf};
 use super::gguf_model::{Tensors, gguf_name};
 use super::json::{self, Fields, MAX_CONFIG, MAX_DIMENSION, bad};
+use super::media::PixelLimits;
 use super::options::{LoadOptions, Storage};
 use super::processor::Processor;
 use super::seam::{Config, Model, Models, VISION};
@@ -33,6 +34,8 @@ pub struct Checkpoint {
     files: Files,
     /// The adapter and its folder.
     adapter: Option<(Arc<Adapter>, PathBuf)>,
+    /// The limits of pictures that its processor has.
+    pixels: PixelLimits,
 }
 
 #[derive(Debug)]
@@ -60,7 +63,12 @@ impl Checkpoint {
         };
         if !is_gguf(path) {
             return match mmproj {
-                None => Ok(Self { models, files: Files::Directory(path.to_owned()), adapter: None }),
+                None => Ok(Self {
+                    models,
+                    files: Files::Directory(path.to_owned()),
+                    adapter: None,
+                    pixels: PixelLimits::default(),
+                }),
                 Some(mmproj) => {
                     let reason =
                         "belongs to a GGUF file; the model is a directory with a vision tower of its own";
@@ -74,7 +82,12 @@ impl Checkpoint {
             (model, None) => model.vision_file(&text)?,
         };
         let (text, vision) = (Arc::new(text), vision.map(Arc::new));
-        Ok(Self { models, files: Files::Gguf { text, vision }, adapter: None })
+        Ok(Self {
+            models,
+            files: Files::Gguf { text, vision },
+            adapter: None,
+            pixels: PixelLimits::default(),
+        })
     }
 
     /// Takes an adapter in PEFT's files (a folder with `adapter_config.json`). It is merged into the matrices while they are
@@ -84,6 +97,11 @@ impl Checkpoint {
     /// As [`Adapter::load`].
     pub fn with_adapter(self, dir: &Path) -> Result<Self> {
         Ok(Self { adapter: Some((Arc::new(Adapter::load(dir)?), dir.to_owned())), ..self })
+    }
+
+    /// Gives its processor other limits of the pixels of pictures than the files have.
+    pub fn with_pixel_limits(self, pixels: PixelLimits) -> Self {
+        Self { pixels, ..self }
     }
 
     /// The directory, or the text model's file.
@@ -124,10 +142,11 @@ impl Checkpoint {
     /// # Errors
     /// As [`config`](Self::config).
     pub fn processor(&self) -> Result<Processor> {
-        match &self.files {
+        let processor = match &self.files {
             Files::Directory(dir) => Processor::load_directory(dir, self.config()?),
             Files::Gguf { text, vision } => Processor::load_gguf(text, vision.as_deref(), self.config()?),
-        }
+        };
+        Ok(processor?.with_pixel_limits(self.pixels))
     }
 
     /// Whether matrices are quantised in the text model's file.
@@ -177,12 +196,14 @@ impl Checkpoint {
     pub fn adapter_bytes(&self, config: &Config, options: &LoadOptions) -> usize {
         let Some((adapter, _)) = &self.adapter else { return 0 };
         let (mut tensors, mut widest) = (0, 0);
+        let (layer, prefix) = (config.block(0), config.layer_prefix(0)); // all are alike
+        let inner = layer.mlp.dense().map(|mlp| &mlp.fc1);
+        let stacks: Vec<_> =
+            [Some(&layer.attention.qkv), inner].into_iter().flatten().map(|map| &map.parts).collect();
         for (module, low) in adapter.maps() {
-            let stacked = match module.rsplit('.').next() {
-                Some("q_proj" | "k_proj" | "v_proj") => 3,
-                Some("gate_proj" | "up_proj") => 2,
-                _ => 1,
-            };
+            let is_part = |(name, _): &(String, usize)| module.ends_with(&name[prefix.len() - 1..]);
+            let stack = stacks.iter().find(|parts| parts.iter().any(is_part));
+            let stacked = stack.map_or(1, |parts| parts.len());
             let [n, k] = low.shape;
             if !matches!(self.storage(config, options, &format!("{module}.weight")), Storage::Float(_)) {
                 tensors += adapter.rank() * (k + n * stacked);

@@ -127,6 +127,8 @@ pub struct GenerationConfig {
     pub top_p: Option<f64>,
     /// As in the sampling options.
     pub repetition_penalty: Option<f64>,
+    /// The most tokens of an answer.
+    pub max_new_tokens: Option<usize>,
 }
 
 impl GenerationConfig {
@@ -161,6 +163,10 @@ impl GenerationConfig {
             top_k: fields.u64("top_k")?,
             top_p: fields.f64("top_p")?,
             repetition_penalty: fields.f64("repetition_penalty")?,
+            max_new_tokens: fields
+                .u64("max_new_tokens")?
+                .filter(|&most| most > 0)
+                .map(|most| usize::try_from(most).unwrap_or(usize::MAX)),
         })
     }
 }

@@ -195,6 +195,14 @@ impl<'a> Decoder<'a> {
         Ok((launches.len(), if self.capture { before } else { live(self.text)? }))
     }
 
+    /// Drops the captured passes: the cache is about to move. The next passes are captured anew.
+    pub fn forget(&mut self) {
+        self.one.captured = None;
+        if let Some((several, _)) = &mut self.several {
+            several.captured = None;
+        }
+    }
+
     /// Kernel launches in the captured pass of one token; `None` if there is none.
     pub fn launches(&self) -> Option<usize> {
         self.one.captured.as_ref().map(Relay::nodes)
@@ -248,7 +256,7 @@ fn pass(
     };
     let whole = |cache: &mut KvCache| {
         let ropes = (0..steps.len()).map(rope).collect::<Result<Vec<_>>>()?;
-        let hidden = text.forward(&ids, &ropes, Images::default(), cache.caches(), &mut |_, _| {})?;
+        let hidden = text.forward(&ids, &ropes, Images::default(), cache.caches(), &mut |_, _| Ok(()))?;
         Logits::new(text.logits(&hidden)?, sampler)
     };
     if !capture {
@@ -273,7 +281,7 @@ fn pass(
                         None => text.embed(&ids, Images::default())?,
                     };
                     let mut caches = cache.caches_of(text.stages()[stage].range.clone());
-                    text.run(stage, hidden, &rope(stage)?, Images::default(), &mut caches, &mut |_, _| {})
+                    text.run(stage, hidden, &rope(stage)?, Images::default(), &mut caches, &mut |_, _| Ok(()))
                 };
                 let end = |hidden: &Tensor| Logits::new(text.logits_at_home(hidden)?, sampler);
                 Relay::capture(text, *rows, stage, end)?

@@ -123,3 +123,44 @@ pub fn estimate(
         tokens_per_second: 1.0 / token,
     })
 }
+
+/// The most tokens of a picture, unless a device has room and speed for more.
+pub const IMAGE_TOKENS: usize = 1280;
+/// No picture has more tokens unless they are asked for.
+const MOST_IMAGE_TOKENS: usize = 10_240;
+/// Seconds that a picture may take to its first token where it has more than [`IMAGE_TOKENS`].
+const IMAGE_SECONDS: f64 = 2.0;
+
+/// The most tokens of a picture, for a device with these rates and this many bytes of memory: [`IMAGE_TOKENS`], doubled
+/// while the picture and its part of the prompt take at most two seconds, and twice the weights in f16 and the picture's states
+/// fit.
+pub fn image_tokens(config: &Config, peaks: &Peaks, memory: usize) -> usize {
+    let text = &config.text;
+    let Some(vision) = config.vision.as_ref() else { return IMAGE_TOKENS };
+    let sizes = vision.sizes();
+    let elements = |tensors: &mut dyn Iterator<Item = Vec<usize>>| -> f64 {
+        tensors.map(|shape| shape.iter().map(|&side| side as f64).product::<f64>()).sum()
+    };
+    let tower = elements(&mut vision.tensors().into_values());
+    let all = elements(&mut config.tensors().into_values());
+    let tables = if config.tie_word_embeddings { 1.0 } else { 2.0 };
+    let decoder = all - tower - tables * (text.vocab_size * text.hidden_size) as f64;
+    let fits = |tokens: usize| {
+        let (tokens, patches) = (tokens as f64, (tokens * sizes.merge_len()) as f64);
+        let products = 2.0 * (decoder * tokens + tower * patches) / (FLOAT_SHARE * peaks.flops);
+        let pairs = patches * patches * (sizes.hidden_size * sizes.depth) as f64
+            + tokens * tokens / 2.0
+                * (text.num_attention_heads * text.head_dim * text.num_hidden_layers) as f64;
+        let attention = 4.0 * pairs / (ATTENTION_SHARE * peaks.flops);
+        let states = 4.0
+            * (16.0 * patches * sizes.hidden_size as f64
+                + 16.0 * tokens * text.hidden_size as f64
+                + 2.0 * tokens * (text.num_key_value_heads * text.head_dim * text.num_hidden_layers) as f64);
+        products + attention <= IMAGE_SECONDS && 4.0 * all + states <= memory as f64
+    };
+    let mut tokens = IMAGE_TOKENS;
+    while tokens < MOST_IMAGE_TOKENS && fits(2 * tokens) {
+        tokens *= 2;
+    }
+    tokens
+}

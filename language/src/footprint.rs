@@ -259,7 +259,7 @@ fn answer(
     let run = ImageRun { start: 0, len: tokens, output: 0, row: 0 };
     let images = Images { outputs: &outputs, runs: if outputs.is_empty() { &[] } else { &[run] } };
     let (ids, axes) = (vec![0; prompt], vec![[0; 3]; prompt]);
-    let mut go_on = || ControlFlow::Continue(());
+    let mut go_on = |_| ControlFlow::Continue(());
     let passed = network.pass_prompt(&mut cache, &ids, &axes, images, &mut |_| {}, &mut go_on)?;
     drop(outputs);
     let sampler = Sampler::new(Sampling::GREEDY, &[])?;

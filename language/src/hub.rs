@@ -10,6 +10,8 @@
 mod cache;
 mod download;
 mod files;
+mod headers;
+mod held;
 mod http;
 
 use crate::checkpoint::directory_config;
@@ -86,6 +88,17 @@ impl HubModel {
     }
 }
 
+/// A model in the cache.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct HeldModel {
+    /// `OWNER/NAME`
+    pub name: String,
+    /// Bytes of its files, those of unfinished downloads included.
+    pub bytes: u64,
+    /// The folder that holds it.
+    pub path: PathBuf,
+}
+
 /// A hub and its cache on this machine.
 pub struct Hub {
     cache: PathBuf,
@@ -144,23 +157,7 @@ impl Hub {
     /// [`Error::Checkpoint`] with the model and the file if there is no such model, type or file, if a token or network is
     /// needed and missing, or if an answer or a download is not what the hub states.
     pub fn pull(&self, models: Models, model: &HubModel, on: &mut dyn FnMut(Event)) -> Result<PathBuf> {
-        let repo = Repo::new(&self.cache, &model.id);
-        let listing = match self.offline {
-            true => cached(&repo, model, "HF_HUB_OFFLINE is set")?,
-            false => match self.listing(model) {
-                Ok(listing) => listing,
-                Err(Failure::Interrupted(reason)) => {
-                    let reason = format!("the hub can't be reached ({reason})");
-                    let cached = cached(&repo, model, &reason)?;
-                    on(Event::Unreachable { reason: &reason });
-                    cached
-                }
-                Err(Failure::Denied(status)) => return Err(denied(model, status)),
-                Err(Failure::Final(reason)) => {
-                    return Err(model.error(None, format!("the hub's answer: {reason}")));
-                }
-            },
-        };
+        let (repo, listing) = (Repo::new(&self.cache, &model.id), self.files_of(model, on)?);
         let names: Vec<&str> = listing.files.keys().map(String::as_str).collect();
         let mut files = choose(&names, model.kind.as_deref()).map_err(|reason| model.error(None, reason))?;
         files.sort_by_key(|file| !is_small(file)); // a model that can't be loaded is refused before its weights come
@@ -190,6 +187,25 @@ impl Hub {
             Some(file) if is_gguf(file) => folder.join(file),
             _ => folder,
         })
+    }
+
+    /// The files of a model, as the hub lists them or, where it is not asked or can't be reached, as the cache has them.
+    fn files_of(&self, model: &HubModel, on: &mut dyn FnMut(Event)) -> Result<Listing> {
+        let repo = Repo::new(&self.cache, &model.id);
+        match self.offline {
+            true => cached(&repo, model, "HF_HUB_OFFLINE is set"),
+            false => match self.listing(model) {
+                Ok(listing) => Ok(listing),
+                Err(Failure::Interrupted(reason)) => {
+                    let reason = format!("the hub can't be reached ({reason})");
+                    let cached = cached(&repo, model, &reason)?;
+                    on(Event::Unreachable { reason: &reason });
+                    Ok(cached)
+                }
+                Err(Failure::Denied(status)) => Err(denied(model, status)),
+                Err(Failure::Final(reason)) => Err(model.error(None, format!("the hub's answer: {reason}"))),
+            },
+        }
     }
 
     /// The files of a revision as the hub lists them.
@@ -278,6 +294,11 @@ fn collect(folder: &Path, above: &str, files: &mut BTreeMap<String, Option<State
         }
     }
     Ok(())
+}
+
+/// The error of a cache that can't be read or changed.
+fn unusable(path: &Path, error: &io::Error) -> Error {
+    Error::Checkpoint { file: path.display().to_string(), item: None, reason: error.to_string() }
 }
 
 /// The error for a refusal of the hub.

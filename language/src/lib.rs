@@ -4,7 +4,7 @@
 //!
 //! Read in this order: `seam` and `config` say what a model is; `checkpoint` and `weights` open the files (`safetensors`, `gguf`);
 //! `chat`, `tokenizer` and `processor` turn messages into tokens; `text` is the decoder and `network` joins it with the part that sees;
-//! `model` loads, `generate` answers. `batch` answers many requests at once; `fit`, `footprint` and `estimate` plan memory and time;
+//! `model` loads, `request` is an answer's way from its prompt to its end, `generate` steps one. `batch` answers many requests at once; `fit`, `footprint` and `estimate` plan memory and time;
 //! `placement`, `split` and `rows` spread a model over devices. Kernels and ops are the library's.
 
 pub mod adapter;
@@ -14,16 +14,20 @@ pub mod chat;
 pub mod checkpoint;
 pub mod config;
 mod control;
+mod cut;
 mod decode;
+pub mod embed;
 pub mod estimate;
 pub mod files;
 pub mod fit;
 pub mod footprint;
+pub mod forward;
 pub mod generate;
 pub mod gguf;
 pub mod gguf_model;
 #[cfg(feature = "hub")]
 pub mod hub;
+pub mod inference;
 pub mod json;
 pub mod layers;
 mod lookup;
@@ -40,11 +44,13 @@ mod published;
 mod read_at;
 pub mod reasoning;
 mod relay;
+mod request;
 pub mod rope;
 pub mod rows;
 pub mod safetensors;
 pub mod sampling;
 pub mod seam;
+pub mod spec;
 pub mod split;
 pub mod stream;
 mod template;
@@ -53,6 +59,7 @@ pub mod tokenizer;
 mod tokenizer_parts;
 mod tools;
 pub mod validate;
+pub mod video;
 pub mod weights;
 mod workload;
 
@@ -61,6 +68,7 @@ pub use control::ControlTokens;
 pub use generate::{Options, Output, Statistics, StopReason};
 pub use media::Visual;
 pub use model::{LanguageModel, Session};
+pub use network::{Phase, Progress};
 pub use options::{LoadOptions, Matrices};
 pub use placement::{Placement, SplitMode};
 pub use processor::{Processor, Prompt};

@@ -1,7 +1,7 @@
 //! Pictures and videos on their way through a model: as they are given, as patches, and as embeddings.
 
 use super::chat::Part;
-use super::picture::Picture;
+use super::picture::{ACCEPTED, Picture};
 use pascaline::{Device, Error, Result, Tensor};
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ impl Visual {
             .map_err(|error| wrong(error.to_string()))?;
         files.retain(|file| is_picture(file));
         if files.is_empty() {
-            return Err(wrong("no PNG, JPEG or WebP file in it".into()));
+            return Err(wrong(format!("no {ACCEPTED} file in it")));
         }
         files.sort();
         let frames = files.iter().map(|file| Picture::open(file)).collect::<Result<_>>()?;
@@ -74,7 +74,7 @@ impl Visual {
 
 fn is_picture(file: &Path) -> bool {
     let extension = file.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
-    matches!(extension.as_deref(), Some("png" | "jpg" | "jpeg" | "webp"))
+    matches!(extension.as_deref(), Some("png" | "jpg" | "jpeg" | "webp" | "gif" | "bmp" | "tif" | "tiff"))
 }
 
 impl From<Picture> for Visual {
@@ -147,6 +147,39 @@ impl Patches {
     }
 }
 
+/// The pixels that pictures are resized to, in the place of the checkpoint's own limits; `None` keeps the checkpoint's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PixelLimits {
+    /// The fewest pixels; smaller pictures are enlarged.
+    pub min: Option<usize>,
+    /// The most pixels; larger pictures are shrunk. A video may have [`VIDEO_PICTURES`] times as many in all its frames.
+    pub max: Option<usize>,
+    /// Without a `max`, the checkpoint's own most is not more than this.
+    pub most: Option<usize>,
+}
+
+/// A video has at most the pixels of this many of the largest pictures, where the most is given.
+pub const VIDEO_PICTURES: usize = 4;
+
+impl PixelLimits {
+    /// These limits, and those of `others` where these are open.
+    pub fn or(self, others: Self) -> Self {
+        Self { min: self.min.or(others.min), max: self.max.or(others.max), most: self.most.or(others.most) }
+    }
+
+    /// The fewest and the most pixels, where a checkpoint has these. A limit that was given decides over one that was not.
+    pub fn apply(self, [min, max]: [usize; 2]) -> [usize; 2] {
+        let usual = max.min(self.most.unwrap_or(max));
+        match (self.min, self.max) {
+            (Some(min), None) => [min, usual.max(min)],
+            (given, max) => {
+                let max = max.unwrap_or(usual);
+                [given.unwrap_or(min).min(max), max]
+            }
+        }
+    }
+}
+
 /// The tokens and the memory of a picture, by its header, before anything is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImagePlan {
@@ -184,11 +217,11 @@ impl Positions {
 
 /// The tower's output for an image.
 #[derive(Clone, Debug)]
-pub struct VisionOutput {
+pub struct VisionOutput<V = Tensor> {
     /// [tokens, text hidden]
-    pub embeddings: Tensor,
+    pub embeddings: V,
     /// For each of the first decoder layers: [tokens, text hidden].
-    pub deepstack: Vec<Tensor>,
+    pub deepstack: Vec<V>,
 }
 
 impl VisionOutput {

@@ -4,15 +4,15 @@ use super::checkpoint::Checkpoint;
 use super::config::TextConfig;
 use super::footprint::{Gpu, Planned};
 use super::media::Patches;
-use super::media::VisionOutput;
-use super::network::{Network, Prefill};
+use super::media::{VisionOutput, VisionProgress};
+use super::network::{Network, Phase, Prefill, Progress};
 use super::options::{BatchOptions, LoadOptions, Storage};
 use super::placement::{Placement, SplitMode};
 use super::processor::{Processor, Prompt};
 use super::rows;
-use super::seam::Config;
+use super::seam::{self, Config};
 use super::text::{ImageRun, Images};
-use super::weights::{Conversion, Progress};
+use super::weights::Conversion;
 use pascaline::cuda::CudaDevice;
 use pascaline::memory::Way;
 use pascaline::nn::{KvCache, Rope};
@@ -77,7 +77,7 @@ impl LanguageModel {
         checkpoint: &Checkpoint,
         device: &Device,
         options: LoadOptions,
-        progress: impl FnMut(Progress),
+        progress: impl FnMut(seam::Progress),
     ) -> Result<Self> {
         Self::load_placed(checkpoint, None, &on_one(checkpoint, device)?, options, progress)
     }
@@ -91,7 +91,7 @@ impl LanguageModel {
         processor: Processor,
         device: &Device,
         options: LoadOptions,
-        progress: impl FnMut(Progress),
+        progress: impl FnMut(seam::Progress),
     ) -> Result<Self> {
         Self::load_placed(checkpoint, Some(processor), &on_one(checkpoint, device)?, options, progress)
     }
@@ -111,7 +111,7 @@ impl LanguageModel {
         prepared: Option<Processor>,
         placement: &Placement,
         options: LoadOptions,
-        mut progress: impl FnMut(Progress),
+        mut progress: impl FnMut(seam::Progress),
     ) -> Result<Self> {
         let device = placement.first();
         let path = checkpoint.path().to_owned();
@@ -285,6 +285,7 @@ impl LanguageModel {
             if index < layers {
                 trace(index, h);
             }
+            Ok(())
         };
         let hidden = text.forward(&ids, &ropes, images, cache.caches(), &mut all_but_last)?;
         trace(layers, &hidden[0]);
@@ -324,14 +325,14 @@ impl LanguageModel {
     }
 
     /// Computes the tokens of a prompt that are not in the session's cache, at least one, and returns the logits after its
-    /// last token. The cache gets room for `spare` more tokens. `go_on` is called before each image and each pass; if it
-    /// returns false, the result is `None`. Then, and after an error, the session holds what was computed.
+    /// last token. The cache gets room for `spare` more tokens. `go_on` is called before each layer; if it breaks, the result is
+    /// `None`. Then, and after an error, the session holds what was computed.
     pub(super) fn prefill(
         &self,
         session: &mut Session,
         prompt: &Prompt,
         spare: usize,
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+        go_on: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Option<Prefill>> {
         if session.model != self.id {
             let (argument, value) = ("session", "another model's".to_owned());
@@ -356,17 +357,28 @@ impl LanguageModel {
         let first_new = spans.iter().filter(|span| span.end <= start).count();
         let new = &prompt.patches[first_new..];
         let mut outputs = Vec::with_capacity(new.len());
-        for patches in new {
-            if go_on().is_break() {
+        let (mut done, total) = (0, spans[first_new..].iter().map(Range::len).sum());
+        for (at, patches) in new.iter().enumerate() {
+            let tokens = spans.get(first_new + at).map_or(0, Range::len);
+            let blocks = self.network.blocks_of(patches).max(1);
+            let mut ask = |passed: usize| {
+                go_on(Progress { phase: Phase::Images, done: done + tokens * passed / blocks, total })
+            };
+            let mut progress = VisionProgress::default();
+            let Some(output) = self.network.encode_image_on(patches, &mut progress, usize::MAX, &mut ask)?
+            else {
                 return Ok(None);
-            }
-            outputs.push(self.encode_image(patches)?);
+            };
+            outputs.push(output);
+            done += tokens;
         }
         let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
         let images = Images { outputs: &outputs, runs: &runs };
         let Session { cache, ids, .. } = session;
         let mut passed = |tokens: &[u32]| ids.extend_from_slice(tokens);
-        self.network.pass_prompt(cache, &prompt.ids, &prompt.positions.axes, images, &mut passed, go_on)
+        let total = prompt.ids.len() - start;
+        let mut ask = |done: usize| go_on(Progress { phase: Phase::Prompt, done, total });
+        self.network.pass_prompt(cache, &prompt.ids, &prompt.positions.axes, images, &mut passed, &mut ask)
     }
 
     /// The tokens of each image and video of a prompt, from its first to one after its last.

@@ -7,11 +7,13 @@ use super::media::{VisionOutput, VisionProgress};
 use super::options::LoadOptions;
 use super::placement::Placement;
 use super::seam::Config;
-use super::seam::{Progress, Tower, Vision, VisionPlace};
+use super::seam::{self, Tower, Vision, VisionPlace};
 use super::text::{ImageRun, Images, TextModel};
 use super::weights::Weights;
+use pascaline::cuda::{CudaDevice, Event};
 use pascaline::nn::{KvCache, Rope};
 use pascaline::{Device, Error, Result, Tensor, memory};
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 /// The tower, if the model has one, and the decoder.
@@ -31,7 +33,7 @@ impl Network {
         placement: &Placement,
         options: &LoadOptions,
         host: &Device,
-        done: &mut dyn FnMut(Progress),
+        done: &mut dyn FnMut(seam::Progress),
     ) -> Result<Self> {
         let resident = options.gpu_layers.unwrap_or(config.text.num_hidden_layers);
         let (cache, in_host) = (options.cache, options.host_embedding);
@@ -78,28 +80,45 @@ impl Network {
     pub fn encode_image(&self, patches: &Patches) -> Result<VisionOutput> {
         let mut progress = VisionProgress::default();
         loop {
-            if let Some(output) = self.encode_image_on(patches, &mut progress, usize::MAX)? {
+            let output =
+                self.encode_image_on(patches, &mut progress, usize::MAX, &mut |_| ControlFlow::Continue(()))?;
+            if let Some(output) = output {
                 return Ok(output);
             }
         }
     }
 
-    /// As [`encode_image`](Self::encode_image), through the next `blocks` blocks of the tower; returns the embeddings after the last
-    /// block.
+    /// As [`encode_image`](Self::encode_image), through the next `blocks` blocks of the tower, one at least; returns the embeddings
+    /// after the last block. `go_on` is given the blocks passed so far, before each, and ends the call.
     pub fn encode_image_on(
         &self,
         patches: &Patches,
         progress: &mut VisionProgress,
         blocks: usize,
+        go_on: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<VisionOutput>> {
         let tower = self.tower.as_ref().ok_or_else(|| self.config.blind())?;
-        let output = tower.advance(patches, progress, blocks)?;
-        output.map(|output| output.to_device(self.device())).transpose()
+        let mut queue = Queue::new(LAYERS_QUEUED);
+        for _ in 0..blocks.max(1) {
+            if go_on(progress.passed).is_break() {
+                return Ok(None);
+            }
+            if let Some(output) = tower.advance(patches, progress, 1)? {
+                return output.to_device(self.device()).map(Some);
+            }
+            queue.bound(tower.device().as_cuda())?;
+        }
+        Ok(None)
+    }
+
+    /// Blocks that an image passes.
+    pub fn blocks_of(&self, patches: &Patches) -> usize {
+        self.tower.as_ref().map_or(0, |tower| tower.depth().saturating_mul(patches.grid[0]))
     }
 
     /// Computes the tokens of a prompt that come after those in the cache, at least one, and returns the logits after the last.
-    /// `images` has their pictures, counted from the first of them. `passed` is given the tokens of each pass; `go_on` is called
-    /// before each, and ends the prompt with `None`.
+    /// `images` has their pictures, counted from the first of them. `passed` is given the tokens of each pass; `go_on` is given the
+    /// tokens passed so far, before each layer, and ends the prompt with `None`.
     pub fn pass_prompt(
         &self,
         cache: &mut KvCache,
@@ -107,17 +126,37 @@ impl Network {
         axes: &[[u32; 3]],
         images: Images,
         passed: &mut dyn FnMut(&[u32]),
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+        go_on: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Prefill>> {
+        let passed_tokens = ids.len() - cache.len();
+        let Some(hidden) = self.hidden_of_prompt(cache, ids, axes, images, passed, go_on)? else {
+            return Ok(None);
+        };
+        let logits = self.text.logits(&hidden)?;
+        self.text.settle()?;
+        Ok(Some(Prefill { logits, passed: passed_tokens }))
+    }
+
+    /// As [`pass_prompt`](Self::pass_prompt), and returns the last token's normalised hidden state, [1, hidden], as
+    /// [`TextModel::forward`] gives it.
+    pub fn hidden_of_prompt(
+        &self,
+        cache: &mut KvCache,
+        ids: &[u32],
+        axes: &[[u32; 3]],
+        images: Images,
+        passed: &mut dyn FnMut(&[u32]),
+        go_on: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Tensor>>> {
         let start = cache.len();
         let angles = self.text.angles(&axes[start..])?;
         let mut hidden = None;
         let count = ids.len() - start;
         let tokens = self.tokens_of_pass(count);
+        let (layers, depth) = (self.config.text.num_hidden_layers.max(1), self.text.pipeline_depth());
+        // a pipeline computes as many micro-batches at a time as it has devices, so it is bounded by these
+        let mut queue = Queue::new(if depth > 1 { depth + 1 } else { LAYERS_QUEUED });
         for from in (0..count).step_by(tokens) {
-            if go_on().is_break() {
-                return Ok(None);
-            }
             let len = tokens.min(count - from);
             let runs = clip(images.runs, from, len);
             let images = Images { runs: &runs, ..images };
@@ -126,14 +165,92 @@ impl Network {
             let ropes =
                 angles.iter().map(|[cos, sin]| Rope::new(cos.clone(), sin.clone(), start + from, from));
             let ropes = ropes.collect::<Result<Vec<_>>>()?;
-            let h = self.text.forward(&on_device, &ropes, images, cache.caches(), &mut |_, _| {})?;
+            let mut ended = false;
+            let mut ask = |layer: usize, h: &Tensor| {
+                if depth == 1 && layer > 0 && len >= LEAST_BOUNDED {
+                    queue.bound(h.device().as_cuda())?;
+                }
+                let is_asked = layer == 0 || len >= LEAST_ASKED && layer < layers;
+                ended = is_asked && go_on(from + len * layer / layers).is_break();
+                if ended { Err(interrupted()) } else { Ok(()) }
+            };
+            let h = match self.text.forward(&on_device, &ropes, images, cache.caches(), &mut ask) {
+                Err(_) if ended => {
+                    cache.truncate(start + from);
+                    return Ok(None);
+                }
+                h => h?,
+            };
+            if depth > 1 {
+                queue.bound(h[0].device().as_cuda())?;
+            }
             hidden = Some(h.iter().map(|h| h.narrow(0, len - 1, 1)).collect::<Result<Vec<_>>>()?);
             passed(ids);
         }
-        let hidden = hidden.ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })?;
-        let logits = self.text.logits(&hidden)?;
-        self.text.settle()?;
-        Ok(Some(Prefill { logits, passed: count }))
+        hidden.map(Some).ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })
+    }
+}
+
+/// How far the work before an answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is computed.
+    pub phase: Phase,
+    /// Tokens that are computed. Those of a pass count as its layers are computed.
+    pub done: usize,
+    /// Tokens of this phase, without those that the cache has already.
+    pub total: usize,
+}
+
+/// The work before an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Pictures and videos pass through the part that sees.
+    Images,
+    /// The prompt passes through the decoder.
+    Prompt,
+}
+
+/// Layers that a GPU has in its queue, at most: one that it computes, and the next.
+pub(super) const LAYERS_QUEUED: usize = 2;
+/// The fewest tokens of a pass whose queue is bounded. With fewer, a whole pass is about as short as one token's.
+pub(super) const LEAST_BOUNDED: usize = 64;
+
+/// Ends a pass from within. Whoever began the pass knows that it ended it, and drops the error.
+pub(super) fn interrupted() -> Error {
+    Error::Prompt { reason: "it was interrupted".into() }
+}
+
+/// The fewest tokens of a pass that can be ended between its layers. One of fewer tokens is over soon.
+const LEAST_ASKED: usize = 16;
+
+/// Bounds how far a GPU's queue runs ahead, so that work can be ended soon.
+pub(super) struct Queue {
+    most: usize,
+    queued: VecDeque<Event>,
+}
+
+impl Queue {
+    pub fn new(most: usize) -> Self {
+        Self { most, queued: VecDeque::new() }
+    }
+
+    /// Marks the end of a part of the work on `device`, and waits until at most `most` parts are left. Does nothing on the CPU.
+    pub fn bound(&mut self, device: Option<&CudaDevice>) -> Result<()> {
+        let Some(device) = device.filter(|device| !device.is_planned()) else { return Ok(()) };
+        let event = match self.queued.pop_front() {
+            Some(oldest) if self.queued.len() + 1 >= self.most => {
+                oldest.synchronize()?;
+                oldest
+            }
+            none => {
+                none.into_iter().for_each(|event| self.queued.push_front(event));
+                device.event()?
+            }
+        };
+        event.record(device.stream())?;
+        self.queued.push_back(event);
+        Ok(())
     }
 }
 

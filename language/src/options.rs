@@ -32,7 +32,7 @@ pub struct LoadOptions {
     /// The type of the vision tower's matrices, if not that of the others.
     pub vision_matrices: Option<Matrices>,
     /// Prompt tokens of one pass. A lower number bounds the memory of a long prompt's activations, a higher one keeps a GPU
-    /// busy.
+    /// busy. Between its layers a pass can be ended, so on a CPU a pass is short.
     pub tokens_per_pass: usize,
 }
 
@@ -50,7 +50,7 @@ impl LoadOptions {
             host_embedding: false,
             vision: VisionPlace::Resident,
             vision_matrices: None,
-            tokens_per_pass: 1024,
+            tokens_per_pass: if device.is_cuda() { 1024 } else { 256 },
         }
     }
 }

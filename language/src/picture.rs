@@ -22,6 +22,19 @@ pub const MAX_PIXELS: u64 = 1 << 27;
 /// The most bytes that a picture may take as it is decoded, turned upright and made into RGB.
 pub const MAX_DECODED: u64 = 1 << 30;
 
+/// The files that are read, for messages.
+pub const ACCEPTED: &str = "PNG, JPEG, WebP, GIF, BMP or TIFF";
+
+/// The format of a file that is read.
+fn format(bytes: &[u8]) -> Result<ImageFormat, String> {
+    use ImageFormat::{Bmp, Gif, Jpeg, Png, Tiff, WebP};
+    match image::guess_format(bytes) {
+        Ok(format @ (Bmp | Gif | Jpeg | Png | Tiff | WebP)) => Ok(format),
+        Ok(other) => Err(format!("{} is not read; the file may be {ACCEPTED}", other.to_mime_type())),
+        Err(_) => Err(format!("the file is no picture that is read: it may be {ACCEPTED}")),
+    }
+}
+
 /// 8-bit RGB, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
@@ -34,7 +47,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Decodes a PNG, JPEG or WebP file. An EXIF orientation is applied, transparency is dropped.
+    /// Decodes a file of one of the [`ACCEPTED`] formats; of an animated one the first frame. An EXIF orientation is applied, transparency is dropped.
     ///
     /// # Errors
     /// [`Error::Image`] if it is none of these, damaged or cut short, or larger than [`MAX_SIDE`], [`MAX_PIXELS`] or
@@ -63,17 +76,16 @@ impl Picture {
     }
 
     /// As [`from_bytes_up_to`](Self::from_bytes_up_to), for as long as `goes_on` says so, which is asked every few
-    /// kilobytes of a PNG or WebP file.
+    /// kilobytes of a file that is no JPEG.
     ///
     /// # Errors
     /// As [`open`](Self::open), and [`Error::Image`] when `goes_on` ends it.
     pub fn decode_while(name: &str, bytes: &[u8], pixels: u64, goes_on: &dyn Fn() -> bool) -> Result<Self> {
         let most = pixels.min(MAX_PIXELS);
-        let image = match image::guess_format(bytes) {
-            Ok(ImageFormat::Jpeg) => jpeg(bytes, most),
-            Ok(format) => other(bytes, format, most, goes_on),
-            Err(error) => Err(error.to_string()),
-        };
+        let image = format(bytes).and_then(|format| match format {
+            ImageFormat::Jpeg => jpeg(bytes, most),
+            format => other(bytes, format, most, goes_on),
+        });
         let image = image.map_err(|reason| Error::Image { file: name.to_owned(), reason })?;
         let (width, height) = (image.width() as usize, image.height() as usize);
         Ok(Self { height, width, pixels: to_rgb(image, bytes) })
@@ -98,11 +110,10 @@ impl PictureHeader {
     /// [`Error::Image`] if it has no such header, or states more than [`Picture::from_bytes_up_to`] accepts.
     pub fn read(name: &str, bytes: &[u8], pixels: u64) -> Result<Self> {
         let most = pixels.min(MAX_PIXELS);
-        let header = match image::guess_format(bytes) {
-            Ok(ImageFormat::Jpeg) => open_jpeg(bytes, most).map(|opened| opened.header),
-            Ok(format) => open_other(Cursor::new(bytes), format, most).map(|(_, _, header)| header),
-            Err(error) => Err(error.to_string()),
-        };
+        let header = format(bytes).and_then(|format| match format {
+            ImageFormat::Jpeg => open_jpeg(bytes, most).map(|opened| opened.header),
+            format => open_other(Cursor::new(bytes), format, most).map(|(_, _, header)| header),
+        });
         header.map_err(|reason| Error::Image { file: name.to_owned(), reason })
     }
 }
@@ -192,7 +203,7 @@ fn jpeg(bytes: &[u8], most: u64) -> Result<DynamicImage, String> {
     Ok(image)
 }
 
-/// A PNG's or WebP's decoder that has read the header, which is within the limits.
+/// The decoder of a file other than a JPEG that has read the header, which is within the limits.
 fn open_other<'a, R: BufRead + Seek + 'a>(
     file: R,
     format: ImageFormat,

@@ -5,12 +5,12 @@ use super::config::GenerationConfig;
 use super::control::{ControlTokens, StandIns};
 use super::gguf::Gguf;
 use super::gguf_model;
-use super::media::{ImagePlan, Patches, Positions, Visual};
+use super::media::{ImagePlan, Patches, PixelLimits, Positions, Visual};
 use super::picture::{Picture, PictureHeader};
 use super::reasoning;
 use super::seam::{Config, Pictures, Vision, VisionFiles};
 use super::tokenizer::Tokenizer;
-use pascaline::Result;
+use pascaline::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
@@ -38,6 +38,26 @@ pub struct Prompt {
     pub patches: Vec<Patches>,
 }
 
+impl Prompt {
+    /// The prompt that goes on after the first tokens of its answer.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if their positions are beyond 32 bits.
+    pub fn continued(&self, answer: &[u32]) -> Result<Self> {
+        let mut prompt = self.clone();
+        let len = self.ids.len();
+        for (at, &id) in (len..).zip(answer) {
+            let position = i64::try_from(at).ok().and_then(|at| at.checked_add(self.positions.rope_delta));
+            let position = position.and_then(|position| u32::try_from(position).ok());
+            let position =
+                position.ok_or_else(|| Error::Prompt { reason: format!("token {at} has no position") })?;
+            prompt.ids.push(id);
+            prompt.positions.axes.push([position; 3]);
+        }
+        Ok(prompt)
+    }
+}
+
 impl Processor {
     pub(crate) fn load_directory(dir: &Path, config: Config) -> Result<Self> {
         let pictures = |vision: &dyn Vision| vision.pictures(VisionFiles::Directory(dir));
@@ -62,6 +82,11 @@ impl Processor {
             template: ChatTemplate::parse(text.path().to_owned(), source)?,
             config,
         })
+    }
+
+    /// The same with other limits of the pixels of pictures.
+    pub fn with_pixel_limits(self, limits: PixelLimits) -> Self {
+        Self { pictures: self.pictures.map(|pictures| pictures.within(limits)), ..self }
     }
 
     /// The prompt's text, with one placeholder per image and video.

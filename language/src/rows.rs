@@ -10,47 +10,12 @@
 //! embedding       whole, on the first device
 //! ```
 
+pub use super::cut::{Cut, share};
 use super::options::Storage;
 use super::seam::Config;
+use super::spec::LinearSpec;
 use pascaline::{Error, Result};
 use std::ops::Range;
-
-/// The part of a matrix that a device takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
-    /// All of it.
-    Whole,
-    /// Equal runs of rows, of which it takes number `index` of `of`.
-    Rows {
-        /// From 0 on.
-        index: usize,
-        /// How many there are.
-        of: usize,
-    },
-    /// Equal runs of columns, likewise.
-    Columns {
-        /// From 0 on.
-        index: usize,
-        /// How many there are.
-        of: usize,
-    },
-}
-
-/// Part `index` of `of` of so many; of what does not divide the first parts are shorter.
-pub fn share(count: usize, index: usize, of: usize) -> Range<usize> {
-    count * index / of..count * (index + 1) / of
-}
-
-impl Cut {
-    /// The rows and columns that are taken of a matrix [rows, columns].
-    pub fn ranges(self, [rows, columns]: [usize; 2]) -> [Range<usize>; 2] {
-        match self {
-            Self::Whole => [0..rows, 0..columns],
-            Self::Rows { index, of } => [share(rows, index, of), 0..columns],
-            Self::Columns { index, of } => [0..rows, share(columns, index, of)],
-        }
-    }
-}
 
 /// Appends these rows and columns of row-major values, whose rows have so many.
 pub(super) fn take<T: Copy>(
@@ -90,9 +55,12 @@ pub(super) fn check(config: &Config, devices: usize, storage: &dyn Fn(&str) -> S
         return Err(refused(wrong, format!("not a multiple of the {devices} devices that share each layer")));
     }
     for layer in 0..text.num_hidden_layers {
-        let heads = text.num_attention_heads * text.head_dim;
-        for (part, columns) in [("self_attn.o_proj", heads), ("mlp.down_proj", text.intermediate_size)] {
-            let name = config.layer_name(layer, part);
+        let (prefix, block) = (config.layer_prefix(layer), config.block(layer));
+        for LinearSpec { parts, columns, .. } in
+            [Some(&block.attention.out), block.mlp.dense().map(|mlp| &mlp.fc2)].into_iter().flatten()
+        {
+            let Some((map, _)) = parts.first() else { continue };
+            let (name, part) = (format!("{map}.weight"), map.strip_prefix(&prefix).unwrap_or(map));
             let (Storage::Stored(format) | Storage::Quantized(format)) = storage(&name) else { continue };
             let (block, own) = (pascaline::quant::block_len(format), columns / devices);
             if !own.is_multiple_of(block) {

@@ -6,11 +6,18 @@
 
 use super::chat::Media;
 use super::config::TextConfig;
+use super::cut::Cut;
 use super::gguf::{Field, Gguf};
 use super::json::Fields;
-use super::media::{ImagePlan, Patches, Positions, VisionOutput, VisionProgress, VisionSizes, Visual};
+use super::media::{
+    ImagePlan, Patches, PixelLimits, Positions, VisionOutput, VisionProgress, VisionSizes, Visual,
+};
 use super::picture::PictureHeader;
+use super::spec::{
+    AttentionSpec, BlockSpec, ExpertsSpec, FeedForwardSpec, LinearSpec, MlpSpec, NormKind, NormSpec,
+};
 use pascaline::nn::Matrix;
+use pascaline::ops::Activation;
 use pascaline::{Device, Error, Result, Tensor};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -108,15 +115,79 @@ const PER_LAYER: [usize; 2] = [11, 12];
 /// If the configuration has this many tensors more than the files, the missing ones are not listed.
 pub const MANY: usize = 10_000;
 
+/// The tensors of decoder layers, behind a model's prefix.
+const LAYERS: &str = "layers.";
+
+/// Whether a tensor belongs to the part that sees.
+pub fn is_of_vision(name: &str) -> bool {
+    name.starts_with(VISION)
+}
+
+/// Whether a tensor belongs to a decoder layer.
+pub fn is_of_layers(name: &str) -> bool {
+    !is_of_vision(name) && name.contains(&format!(".{LAYERS}"))
+}
+
+fn rms_norm(name: String, len: usize, eps: f32) -> NormSpec {
+    NormSpec { name, len, eps, kind: NormKind::Rms }
+}
+
 impl Config {
     /// The published name of a tensor of the decoder, such as `norm.weight`.
     pub fn text_name(&self, part: &str) -> String {
         format!("{}{part}", self.model.prefix())
     }
 
-    /// The published name of a weight of a decoder layer, such as `mlp.up_proj`.
-    pub fn layer_name(&self, layer: usize, part: &str) -> String {
-        self.text_name(&format!("layers.{layer}.{part}.weight"))
+    /// The beginning of the names of a decoder layer's tensors.
+    pub fn layer_prefix(&self, layer: usize) -> String {
+        self.text_name(&format!("{LAYERS}{layer}."))
+    }
+
+    /// A decoder layer.
+    pub fn block(&self, layer: usize) -> BlockSpec {
+        let text = &self.text;
+        let (hidden, inner, head) = (text.hidden_size, text.intermediate_size, text.head_dim);
+        let [q, kv] = [text.num_attention_heads, text.num_key_value_heads].map(|heads| heads * head);
+        let prefix = self.layer_prefix(layer);
+        let norm = |part: &str, len| rms_norm(format!("{prefix}{part}"), len, text.rms_norm_eps);
+        let map = |parts: &[(&str, usize)], columns| LinearSpec {
+            parts: parts.iter().map(|(part, rows)| (format!("{prefix}{part}"), *rows)).collect(),
+            columns,
+            has_bias: false,
+        };
+        BlockSpec {
+            norm1: norm("input_layernorm", hidden),
+            attention: AttentionSpec {
+                qkv: map(
+                    &[("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
+                    hidden,
+                ),
+                norms: Some([norm("self_attn.q_norm", head), norm("self_attn.k_norm", head)]),
+                out: map(&[("self_attn.o_proj", hidden)], q),
+                heads: [text.num_attention_heads, text.num_key_value_heads, head],
+                causal: true,
+            },
+            norm2: norm("post_attention_layernorm", hidden),
+            mlp: match text.experts_of(layer) {
+                None => FeedForwardSpec::Dense(MlpSpec {
+                    fc1: map(&[("mlp.gate_proj", inner), ("mlp.up_proj", inner)], hidden),
+                    activation: Activation::SwiGlu,
+                    fc2: map(&[("mlp.down_proj", hidden)], inner),
+                }),
+                Some(experts) => FeedForwardSpec::Experts(ExpertsSpec {
+                    router: format!("{prefix}mlp.gate.weight"),
+                    matrices: ExpertPart::ALL
+                        .map(|part| format!("{prefix}mlp.experts.{}.weight", part.name())),
+                    hidden,
+                    experts: experts.clone(),
+                }),
+            },
+        }
+    }
+
+    /// The norm after the last layer.
+    pub fn norm(&self) -> NormSpec {
+        rms_norm(self.text_name("norm"), self.text.hidden_size, self.text.rms_norm_eps)
     }
 
     /// The token embedding's published name.
@@ -133,36 +204,12 @@ impl Config {
     /// whatever the layout of the files.
     pub fn tensors(&self) -> BTreeMap<String, Vec<usize>> {
         let mut tensors = self.vision.as_ref().map_or_else(BTreeMap::new, |vision| vision.tensors());
-        let text = &self.text;
-        let (hidden, mlp, head) = (text.hidden_size, text.intermediate_size, text.head_dim);
-        let (q_width, kv_width) = (text.num_attention_heads * head, text.num_key_value_heads * head);
-        let mut add = |name: String, shape: &[usize]| tensors.insert(name, shape.to_vec());
-        add(self.embedding(), &[text.vocab_size, hidden]);
-        add(self.text_name("norm.weight"), &[hidden]);
-        if !self.tie_word_embeddings {
-            add(LM_HEAD.into(), &[text.vocab_size, hidden]);
-        }
-        for layer in 0..text.num_hidden_layers {
-            let mut add = |part: &str, shape: &[usize]| add(self.layer_name(layer, part), shape);
-            add("input_layernorm", &[hidden]);
-            add("self_attn.q_proj", &[q_width, hidden]);
-            add("self_attn.k_proj", &[kv_width, hidden]);
-            add("self_attn.v_proj", &[kv_width, hidden]);
-            add("self_attn.o_proj", &[hidden, q_width]);
-            add("self_attn.q_norm", &[head]);
-            add("self_attn.k_norm", &[head]);
-            add("post_attention_layernorm", &[hidden]);
-            let Some(experts) = text.experts_of(layer) else {
-                add("mlp.gate_proj", &[mlp, hidden]);
-                add("mlp.up_proj", &[mlp, hidden]);
-                add("mlp.down_proj", &[hidden, mlp]);
-                continue;
-            };
-            add("mlp.gate", &[experts.count, hidden]);
-            add("mlp.experts.gate_proj", &[experts.count, experts.width, hidden]);
-            add("mlp.experts.up_proj", &[experts.count, experts.width, hidden]);
-            add("mlp.experts.down_proj", &[experts.count, hidden, experts.width]);
-        }
+        let mut add = |name: String, shape: &[usize]| drop(tensors.insert(name, shape.to_vec()));
+        let matrix = [self.text.vocab_size, self.text.hidden_size];
+        add(self.embedding(), &matrix);
+        add(self.output(), &matrix); // the same, if it is tied
+        self.norm().tensors(&mut add);
+        (0..self.text.num_hidden_layers).for_each(|layer| self.block(layer).tensors(&mut add));
         tensors
     }
 
@@ -295,11 +342,11 @@ pub struct Progress {
 
 /// The tensors of a checkpoint, by their published names, each taken once.
 pub trait Tensors {
-    /// The matrix of a linear map, on the device that is loaded onto.
+    /// The part of each of these matrices that `cut` takes, on the device that is loaded onto, each above the next.
     ///
     /// # Errors
     /// [`Error::Checkpoint`], or a device error.
-    fn weight(&mut self, name: &str) -> Result<Matrix>;
+    fn weight(&mut self, names: &[String], cut: Cut) -> Result<Matrix>;
 
     /// A norm's weight or a bias: always f32.
     ///
@@ -330,6 +377,12 @@ pub trait Tower: Send + Sync {
         progress: &mut VisionProgress,
         blocks: usize,
     ) -> Result<Option<VisionOutput>>;
+
+    /// The blocks that each group of frames passes.
+    fn depth(&self) -> usize;
+
+    /// The device that computes.
+    fn device(&self) -> &Device;
 }
 
 /// How pictures and videos become tokens and patches.
@@ -339,6 +392,9 @@ pub trait Pictures: Any + Send + Sync {
     /// # Errors
     /// [`Error::Image`].
     fn patches(&self, visual: &Visual) -> Result<Patches>;
+
+    /// The same with other limits of pixels.
+    fn within(&self, limits: PixelLimits) -> Box<dyn Pictures>;
 
     /// The tokens and the memory of a picture with this header.
     ///

@@ -2,20 +2,20 @@
 //! over several.
 
 use super::config::TextConfig;
+use super::cut::{self, Cut};
+use super::forward;
+pub(super) use super::forward::{ImageRun, Images};
+use super::inference::{Pass, block, rms_norm, sparse};
 use super::layers::Layers;
-use super::media::VisionOutput;
 use super::placement::{Placement, SplitMode};
 use super::rope::{RopeTables, text_rope};
-use super::rows::{self, Cut};
-use super::seam::{Config, ExpertPart, Progress};
+use super::seam::Config;
+use super::seam::Progress;
 use super::weights::Weights;
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::memory::{self, Link, Way};
-use pascaline::nn::{
-    AllReduce, Attention, Cache, Embedding, Experts, KvCache, KvPages, Linear, Mlp, Norm, RmsNorm, Rope,
-    TransformerBlock,
-};
-use pascaline::ops::{self, Activation};
+use pascaline::nn::{AllReduce, Cache, Embedding, KvCache, KvPages, Linear, RmsNorm, Rope, TransformerBlock};
+use pascaline::ops;
 use pascaline::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
 use std::vec::IntoIter;
@@ -52,28 +52,6 @@ pub(super) struct Stage {
     layers: Layers,
 }
 
-/// Consecutive image tokens of a sequence, and where their features are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct ImageRun {
-    /// Index of the first one in the sequence.
-    pub start: usize,
-    /// Their number.
-    pub len: usize,
-    /// Index of the image's vision output.
-    pub output: usize,
-    /// The first one's row in that output.
-    pub row: usize,
-}
-
-/// A pass's inputs in addition to its tokens.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Images<'a> {
-    /// The vision tower's output for each image and video.
-    pub outputs: &'a [VisionOutput],
-    /// The runs of image tokens, counted from the start of the pass.
-    pub runs: &'a [ImageRun],
-}
-
 impl TextModel {
     /// Loads the language model's tensors onto the devices of `placement`. Keys and values will be stored as `cache`; the
     /// weights of layers from number `gpu_layers` on stay in host memory, with `host_embedding` the embedding's too; `done` is
@@ -104,7 +82,7 @@ impl TextModel {
             table = table.in_host_memory()?;
         }
         let mut lm_heads = vec![match config.tie_word_embeddings {
-            true => Linear::new(table.narrow(0, rows::share(text.vocab_size, 0, of).len())?, None)?,
+            true => Linear::new(table.narrow(0, cut::share(text.vocab_size, 0, of).len())?, None)?,
             false => Linear::new(weights.cut(&[config.output()], Cut::Rows { index: 0, of })?, None)?,
         }];
         let embed_tokens = Embedding::new(table)?;
@@ -126,7 +104,7 @@ impl TextModel {
             for layer in 0..text.num_hidden_layers {
                 for (index, stage) in stages.iter_mut().enumerate() {
                     weights.load_onto(&stage.device);
-                    stage.layers.push(block(weights, config, layer, (index, of))?);
+                    stage.layers.push(block(weights, &config.block(layer), (index, of))?);
                 }
                 weights.let_go();
                 done(weights.progress());
@@ -136,7 +114,7 @@ impl TextModel {
         for (stage, Stage { device, range, layers }) in stages.iter_mut().enumerate() {
             weights.load_onto(device);
             for layer in range.clone().filter(|_| of == 1) {
-                let block = block(weights, config, layer, (0, 1))?;
+                let block = block(weights, &config.block(layer), (0, 1))?;
                 match device {
                     Device::Cuda(device) if layer >= gpu_layers => layers.push_streamed(&block, device)?,
                     _ => layers.push(block),
@@ -144,8 +122,7 @@ impl TextModel {
                 done(weights.progress());
             }
             if stages_of_norms.contains(&stage) {
-                let norm = weights.vector(&config.text_name("norm.weight"))?;
-                norms.push(RmsNorm::new(norm, text.rms_norm_eps)?);
+                norms.push(rms_norm(weights, &config.norm())?);
             }
         }
         let devices: Vec<_> = stages.iter().map(|stage| stage.device.clone()).collect();
@@ -264,17 +241,17 @@ impl TextModel {
     /// Runs tokens (`ids`: [tokens] u32) through all layers and appends their keys and values to the layers' caches, which
     /// are in the order of [`cache`](Self::cache). Returns the normalised hidden states [tokens, hidden] on the last
     /// device; with a row split, the same on each device. `ropes` has the angles for each device. `trace` is called with
-    /// the embeddings as number 0 and then with each layer's output, before deepstack features are added.
+    /// the embeddings as number 0 and then with each layer's output, before deepstack features are added; its error ends the pass.
     pub(super) fn forward<'a>(
         &self,
         ids: &Tensor,
         ropes: &[Rope],
         images: Images,
         mut caches: impl Iterator<Item = Cache<'a>>,
-        trace: &mut dyn FnMut(usize, &Tensor),
+        trace: &mut dyn FnMut(usize, &Tensor) -> Result<()>,
     ) -> Result<Vec<Tensor>> {
         let mut h = self.embed(ids, images)?;
-        trace(0, &h);
+        trace(0, &h)?;
         if let Between::Rows(sums) = &self.between {
             return self.forward_in_parts(sums, h, ropes, images, caches, trace);
         }
@@ -295,7 +272,7 @@ impl TextModel {
         ropes: &[Rope],
         images: Images,
         mut caches: impl Iterator<Item = Cache<'a>>,
-        trace: &mut dyn FnMut(usize, &Tensor),
+        trace: &mut dyn FnMut(usize, &Tensor) -> Result<()>,
     ) -> Result<Vec<Tensor>> {
         let own = |stage: &Stage| caches.by_ref().take(stage.range.len()).collect::<Vec<_>>().into_iter();
         let mut caches: Vec<_> = self.stages.iter().map(own).collect();
@@ -311,9 +288,10 @@ impl TextModel {
             let feed =
                 |(part, block): (usize, &TransformerBlock)| block.feed_forward(&between[part], part == 0);
             h = sums.sum(blocks().map(feed).collect::<Result<_>>()?)?;
-            trace(index + 1, &h[0]);
-            if let Some(features) = self.deepstack(index, images, h[0].dims()[0], self.device())? {
-                let features = sums.broadcast(&features)?;
+            trace(index + 1, &h[0])?;
+            let features = images.deepstack(index);
+            if !features.is_empty() {
+                let features = sums.broadcast(&sparse(h[0].dims(), &features, self.device())?)?;
                 h = h
                     .iter()
                     .zip(&features)
@@ -326,33 +304,23 @@ impl TextModel {
 
     /// The tokens' embeddings, with those of image tokens replaced by the images': the first stage's input.
     pub(super) fn embed(&self, ids: &Tensor, images: Images) -> Result<Tensor> {
-        let mut h = self.embed_tokens.forward(ids)?;
-        for run in images.runs {
-            let features = images.outputs[run.output].embeddings.narrow(0, run.row, run.len)?;
-            ops::copy_into(h.view_mut()?.narrow(0, run.start, run.len)?, &features)?;
-        }
-        Ok(h)
+        let tokens = self.embed_tokens.forward(ids)?;
+        forward::embed(&mut Pass::new(self.device()), tokens, images)
     }
 
     /// The layers of one stage, with the next caches of the iterator; after the last stage, the final norm.
     pub(super) fn run<'a>(
         &self,
         stage: usize,
-        mut h: Tensor,
+        h: Tensor,
         rope: &Rope,
         images: Images,
         caches: &mut dyn Iterator<Item = Cache<'a>>,
-        trace: &mut dyn FnMut(usize, &Tensor),
+        trace: &mut dyn FnMut(usize, &Tensor) -> Result<()>,
     ) -> Result<Tensor> {
         let Stage { range, layers, device } = &self.stages[stage];
-        for (at, index) in range.clone().enumerate() {
-            let Some(cache) = caches.next() else { break }; // as many as layers: `cache` and `pages` make them
-            h = layers.forward(at, &h, rope, Some(cache))?;
-            trace(index + 1, &h);
-            if let Some(features) = self.deepstack(index, images, h.dims()[0], device)? {
-                h = ops::add(&h, &features)?;
-            }
-        }
+        let mut pass = Pass::with_caches(device, caches);
+        let h = forward::decode(&mut pass, layers, range.clone(), h, rope, images, trace)?;
         match self.norms.first() {
             Some(norm) if stage + 1 == self.stages.len() => norm.forward(&h),
             _ => Ok(h),
@@ -379,28 +347,6 @@ impl TextModel {
         Ok(there)
     }
 
-    /// The deepstack features of a layer at image tokens, zero elsewhere: [tokens, hidden]. `None` if the layer or the pass
-    /// has none.
-    fn deepstack(
-        &self,
-        layer: usize,
-        images: Images,
-        tokens: usize,
-        device: &Device,
-    ) -> Result<Option<Tensor>> {
-        let deep = images.outputs.first().is_some_and(|output| layer < output.deepstack.len());
-        if !deep || images.runs.is_empty() {
-            return Ok(None);
-        }
-        let mut sparse = Tensor::zeros([tokens, self.config.hidden_size], DType::F32, device)?;
-        for run in images.runs {
-            let features = images.outputs[run.output].deepstack[layer].narrow(0, run.row, run.len)?;
-            let features = features.to_device(device)?; // the embeddings are on the first one
-            ops::copy_into(sparse.view_mut()?.narrow(0, run.start, run.len)?, &features)?;
-        }
-        Ok(Some(sparse))
-    }
-
     /// [tokens, hidden], normalised, as [`forward`](Self::forward) gives it → [tokens, vocab], on the first device.
     pub(super) fn logits(&self, hidden: &[Tensor]) -> Result<Tensor> {
         match (&self.between, hidden) {
@@ -425,49 +371,6 @@ impl TextModel {
         let layers: usize = self.stages.iter().map(|stage| stage.layers.weight_bytes()).sum();
         layers + self.lm_heads.iter().map(Linear::weight_bytes).sum::<usize>()
     }
-}
-
-/// A decoder layer, or part `index` of `of`, on the device of `weights`.
-fn block(
-    weights: &mut Weights,
-    config: &Config,
-    layer: usize,
-    (index, of): (usize, usize),
-) -> Result<TransformerBlock> {
-    let text = &config.text;
-    let (rows, columns) = match of {
-        1 => (Cut::Whole, Cut::Whole),
-        of => (Cut::Rows { index, of }, Cut::Columns { index, of }),
-    };
-    let name = |part: &str| config.layer_name(layer, part);
-    let mut linear = |parts: &[&str], cut: Cut| {
-        let names: Vec<_> = parts.iter().map(|part| name(part)).collect();
-        Linear::new(weights.cut(&names, cut)?, None)
-    };
-    let qkv = linear(&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], rows)?;
-    let out = linear(&["self_attn.o_proj"], columns)?;
-    let mlp = match text.experts_of(layer) {
-        None => {
-            let gate_up = linear(&["mlp.gate_proj", "mlp.up_proj"], rows)?;
-            Mlp::new(gate_up, Activation::SwiGlu, linear(&["mlp.down_proj"], columns)?)?
-        }
-        Some(experts) => {
-            let router = weights.vector(&name("mlp.gate"))?; // in f32, whatever matrices are stored in
-            let [gate, up, down] = ExpertPart::ALL.map(|part| name(&format!("mlp.experts.{}", part.name())));
-            let mut matrix = |name| weights.weight(&[name]);
-            let all = Experts::new(router, matrix(gate)?, matrix(up)?, matrix(down)?, experts.per_token)?;
-            if experts.normalized { all } else { all.unnormalized() }.into()
-        }
-    };
-    let mut norm = |part: &str| RmsNorm::new(weights.vector(&name(part))?, text.rms_norm_eps);
-    let norms = Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?));
-    let heads = [text.num_attention_heads / of, text.num_key_value_heads / of, text.head_dim];
-    Ok(TransformerBlock {
-        norm1: Norm::Rms(norm("input_layernorm")?),
-        attention: Attention::new(qkv, norms, out, heads, true)?,
-        norm2: Norm::Rms(norm("post_attention_layernorm")?),
-        mlp,
-    })
 }
 
 /// Links from each device to the next, and from the last to the first; none for one device.

@@ -522,8 +522,8 @@ impl Weights {
 }
 
 impl seam::Tensors for Weights {
-    fn weight(&mut self, name: &str) -> Result<Matrix> {
-        self.weight(&[name])
+    fn weight(&mut self, names: &[String], cut: Cut) -> Result<Matrix> {
+        self.cut(names, cut)
     }
 
     fn vector(&mut self, name: &str) -> Result<Tensor> {

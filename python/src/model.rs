@@ -10,7 +10,9 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use qwen3_vl::chat::{Message, Part};
+use qwen3_vl::embed::{Content, shortened};
 use qwen3_vl::generate::user_turn;
+use qwen3_vl::media::PixelLimits;
 use qwen3_vl::weights::Progress;
 use qwen3_vl::{
     Checkpoint, LanguageModel, LoadOptions, Matrices, Options, Output, Prompt, Sampling, StopReason,
@@ -139,7 +141,7 @@ impl PyOutput {
 
 /// How the tokens of an answer are chosen, and when it ends, as Python gives it.
 struct Rules {
-    max_new_tokens: usize,
+    max_new_tokens: Option<usize>,
     greedy: Option<bool>,
     temperature: Option<f64>,
     top_k: Option<usize>,
@@ -154,7 +156,8 @@ struct Rules {
 }
 
 impl Rules {
-    fn options(self) -> Result<Options> {
+    /// `published` is the limit of the checkpoint's authors.
+    fn options(self, published: Option<usize>) -> Result<Options> {
         let shaping = [
             ("temperature", self.temperature.is_some_and(|temperature| temperature != 0.0)),
             ("top_k", self.top_k.is_some()),
@@ -176,7 +179,7 @@ impl Rules {
         sampling.check()?;
         let Self { max_new_tokens, stop, stop_at_eos, .. } = self;
         Ok(Options {
-            max_new_tokens,
+            max_new_tokens: max_new_tokens.or(published).unwrap_or(usize::MAX),
             sampling,
             stop: stop.unwrap_or_default(),
             stop_at_eos,
@@ -313,12 +316,13 @@ impl PyQwen3Vl {
     /// device: a name or a Device. dtype: the type of matrices, "f32", "f16", or a quantised format such as "q8_0" or "q4_k"; if not
     /// given, f32 on the CPU, f16 on a GPU, and the quantised matrices of a GGUF file as they are. cache: "f32", "f16", "bf16" or "q8_0".
     /// gpu_layers: the decoder layers whose weights stay on the GPU; the others are streamed. vision: "gpu", "stream" or "cpu".
-    /// ``pascaline.fit`` chooses these. progress: called with (tensors loaded, all tensors) after each layer.
+    /// ``pascaline.fit`` chooses these. min_pixels, max_pixels: the pixels that pictures are resized to, as Qwen's own processor takes them;
+    /// the checkpoint's if not given. progress: called with (tensors loaded, all tensors) after each layer.
     ///
     /// Raises CheckpointError, UnsupportedError, NoDeviceError, OutOfMemoryError.
     #[staticmethod]
     #[pyo3(signature = (path, device = None, dtype = None, *, cache = None, gpu_layers = None, vision = None, mmproj = None,
-        tokens_per_pass = None, progress = None))]
+        tokens_per_pass = None, min_pixels = None, max_pixels = None, progress = None))]
     fn load(
         py: Python,
         path: PathBuf,
@@ -329,8 +333,16 @@ impl PyQwen3Vl {
         vision: Option<&str>,
         mmproj: Option<PathBuf>,
         tokens_per_pass: Option<usize>,
+        min_pixels: Option<usize>,
+        max_pixels: Option<usize>,
         progress: Option<Py<PyAny>>,
     ) -> Result<Self> {
+        if let (Some(min), Some(max)) = (min_pixels, max_pixels)
+            && min > max
+        {
+            return Err(unsupported("load", "min_pixels", min.to_string(), "it is above max_pixels"));
+        }
+        let pixels = PixelLimits { min: min_pixels, max: max_pixels, most: None };
         let device = device::given(device, "auto")?;
         let options = load_options(&device, dtype, cache, gpu_layers, vision, tokens_per_pass)?;
         let mut failed: Option<PyErr> = None;
@@ -339,7 +351,7 @@ impl PyQwen3Vl {
             failed = Python::attach(|py| progress.call1(py, (state.loaded, state.total)).err());
         };
         let loaded = detached(py, || {
-            let checkpoint = Checkpoint::open(&path, mmproj.as_deref())?;
+            let checkpoint = Checkpoint::open(&path, mmproj.as_deref())?.with_pixel_limits(pixels);
             LanguageModel::load_checkpoint(&checkpoint, &device, options, report)
         });
         match failed {
@@ -363,7 +375,7 @@ impl PyQwen3Vl {
     /// here. Ctrl-C raises KeyboardInterrupt within a token.
     ///
     /// Raises PromptError, ImageError, UnsupportedError, NotFiniteError, OutOfMemoryError.
-    #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = 512, greedy = None, temperature = None,
+    #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = None, greedy = None, temperature = None,
         top_k = None, top_p = None, min_p = None, repetition_penalty = None, presence_penalty = None, frequency_penalty = None, seed = None, stop = None,
         stop_at_eos = true, on_text = None))]
     fn generate(
@@ -372,7 +384,7 @@ impl PyQwen3Vl {
         prompt: Any,
         images: Option<Any>,
         videos: Option<Any>,
-        max_new_tokens: usize,
+        max_new_tokens: Option<usize>,
         greedy: Option<bool>,
         temperature: Option<f64>,
         top_k: Option<usize>,
@@ -400,7 +412,7 @@ impl PyQwen3Vl {
             stop,
             stop_at_eos,
         };
-        let options = rules.options()?;
+        let options = rules.options(self.inner.processor.generation.max_new_tokens)?;
         let prompt = self.prepared(py, prompt, images, videos)?;
         let mut interrupted: Option<PyErr> = None;
         let receive = |piece: &str| {
@@ -430,7 +442,7 @@ impl PyQwen3Vl {
     /// As ``generate``, but returns an iterator over the text as it is generated. Its ``output`` is the whole answer at the end.
     ///
     /// The answer is generated on a thread of its own, which ends when the iterator is closed or dropped.
-    #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = 512, greedy = None, temperature = None,
+    #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = None, greedy = None, temperature = None,
         top_k = None, top_p = None, min_p = None, repetition_penalty = None, presence_penalty = None, frequency_penalty = None, seed = None, stop = None,
         stop_at_eos = true))]
     fn stream(
@@ -439,7 +451,7 @@ impl PyQwen3Vl {
         prompt: Any,
         images: Option<Any>,
         videos: Option<Any>,
-        max_new_tokens: usize,
+        max_new_tokens: Option<usize>,
         greedy: Option<bool>,
         temperature: Option<f64>,
         top_k: Option<usize>,
@@ -466,7 +478,7 @@ impl PyQwen3Vl {
             stop,
             stop_at_eos,
         };
-        let options = rules.options()?;
+        let options = rules.options(self.inner.processor.generation.max_new_tokens)?;
         let prompt = self.prepared(py, prompt, images, videos)?;
         PyTextStream::start(Arc::clone(&self.inner), prompt, options)
     }
@@ -481,6 +493,53 @@ impl PyQwen3Vl {
         videos: Option<Any>,
     ) -> Result<Vec<u32>> {
         Ok(self.prepared(py, prompt, images, videos)?.ids)
+    }
+
+    /// The embedding of a text with images and videos before it: a list of floats, of length 1 as a vector. The model is a
+    /// Qwen3-VL-Embedding.
+    ///
+    /// instruction: the task; "Represent the user's input." if not given. dimensions: shortens the vector to its beginning.
+    ///
+    /// Raises PromptError, ImageError, UnsupportedError, OutOfMemoryError.
+    #[pyo3(signature = (text = "", images = None, *, videos = None, instruction = None, dimensions = None))]
+    fn embed(
+        &self,
+        py: Python,
+        text: &str,
+        images: Option<Any>,
+        videos: Option<Any>,
+        instruction: Option<&str>,
+        dimensions: Option<usize>,
+    ) -> Result<Vec<f32>> {
+        let visuals = [self::images(images)?, self::videos(videos)?].concat();
+        let content = Content { text: text.to_owned(), visuals };
+        let found = detached(py, || self.inner.embed(&content, instruction))?;
+        Ok(match dimensions {
+            Some(dimensions) => shortened(&found.vector, dimensions)?,
+            None => found.vector,
+        })
+    }
+
+    /// How well a document answers a query, from 0 to 1. The model is a Qwen3-VL-Reranker.
+    ///
+    /// Raises PromptError, ImageError, OutOfMemoryError.
+    #[pyo3(signature = (query, document = "", images = None, *, query_images = None, instruction = None))]
+    fn relevance(
+        &self,
+        py: Python,
+        query: &str,
+        document: &str,
+        images: Option<Any>,
+        query_images: Option<Any>,
+        instruction: Option<&str>,
+    ) -> Result<f64> {
+        let query = Content { text: query.to_owned(), visuals: self::images(query_images)? };
+        let document = Content { text: document.to_owned(), visuals: self::images(images)? };
+        let found = detached(py, || {
+            let mut session = self.inner.session()?;
+            self.inner.relevance(&mut session, &query, &document, instruction)
+        })?;
+        Ok(found.score)
     }
 
     /// The text of tokens, without special ones.

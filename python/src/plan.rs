@@ -31,7 +31,7 @@ struct Target {
 impl Target {
     fn of_card(id: &str) -> Result<Self> {
         let card = Card::by_name(id).ok_or_else(|| {
-            let names = Card::ALL.map(|card| card.id).join(", ");
+            let names = Card::KNOWN.map(|card| card.id).join(", ");
             unsupported("fit", "card", id, format!("use one of {names}"))
         })?;
         let gpu = Gpu::pascal(card.sms);
@@ -66,7 +66,7 @@ impl Target {
 
 /// How to load a model so that it fits a GPU: planned from sizes, before anything is loaded.
 ///
-/// path: as for ``Qwen3VL.load``. device: a GPU of this machine; or card: "mx330", "gtx1050ti", "gtx1060", "gtx1080", "p4" or "p40",
+/// path: as for ``Qwen3VL.load``. device: a GPU of this machine; or card: "mx330", "gtx1050ti", "gtx1060", "gtx1070", "gtx1080", "gtx1080ti", "p4" or "p40",
 /// which need not be present. context: the tokens of prompt, pictures and answer together. image: (width, height) of the largest
 /// picture, None for none. dtype, cache, gpu_layers, vision: as for ``load``; options that are not given are chosen. memory_limit: bytes.
 ///

@@ -1,6 +1,7 @@
 """Qwen3-VL: the reference's tokens, streams, pictures in every form, interruption, errors; fit, doctor and pipeline."""
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -231,7 +232,7 @@ def test_loading_shows_and_refuses(model, tmp_path):
     with pytest.raises(pascaline.CheckpointError) as raised:
         Qwen3VL.load(tmp_path / "broken", device="cpu")
     assert raised.value.file.endswith("model.safetensors")
-    for options in ({"dtype": "q3_k"}, {"cache": "q4"}, {"vision": "moon"}, {"gpu_layers": 1}):
+    for options in ({"dtype": "q9_k"}, {"cache": "q4"}, {"vision": "moon"}, {"gpu_layers": 1}):
         with pytest.raises(pascaline.UnsupportedError):
             Qwen3VL.load(TINY, device="cpu", **options)
     with pytest.raises(TypeError):
@@ -334,3 +335,29 @@ def test_models_do_not_leak(tiny):
     work(15)
     time.sleep(0.2)
     assert resident() - before < 8 << 20
+
+
+def test_embeddings_and_relevance_are_the_references(models, device):
+    model = models(device)
+    reference = json.loads((TINY.parents[1] / "qwen3-vl-embed" / "tiny.json").read_text())
+    for case in reference["embeddings"]:
+        images = [TINY / name for name in case.get("images", [])]
+        found = model.embed(case.get("text", ""), images, instruction=case.get("instruction"))
+        np.testing.assert_allclose(found, case["embedding"], rtol=0, atol=1e-5)
+    short = model.embed("x", dimensions=8)
+    assert len(short) == 8 and abs(np.linalg.norm(short) - 1) < 1e-5
+    with pytest.raises(pascaline.UnsupportedError):
+        model.embed("x", dimensions=0)
+    for case in reference["reranking"]:
+        document = case["document"]
+        images = [TINY / name for name in document.get("images", [])]
+        found = model.relevance(case["query"]["text"], document.get("text", ""), images)
+        assert abs(found - case["score"]) <= 1e-5
+
+
+def test_pictures_keep_to_the_pixels_that_are_asked_for(model):
+    picture = np.zeros((512, 512, 3), dtype=np.uint8)
+    small = Qwen3VL.load(TINY, device="cpu", dtype="f32", max_pixels=128 * 128)
+    assert len(model.tokenize("x", picture)) - len(small.tokenize("x", picture)) == 256 - 16
+    with pytest.raises(pascaline.UnsupportedError):
+        Qwen3VL.load(TINY, device="cpu", min_pixels=2, max_pixels=1)

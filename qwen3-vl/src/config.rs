@@ -322,7 +322,7 @@ impl PreprocessorConfig {
     /// Reads `preprocessor_config.json` in `dir` and checks it against the vision tower's configuration.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] with file and field.
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
     pub fn load(dir: &Path, vision: &VisionConfig) -> Result<Self> {
         Self::read(&dir.join("preprocessor_config.json"), vision)
     }

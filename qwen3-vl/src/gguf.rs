@@ -4,8 +4,9 @@ use super::config::{
     self, Config, PUBLISHED_PIXELS, PUBLISHED_VIDEO_PIXELS, PreprocessorConfig, Seeing, TextConfig,
     VisionConfig,
 };
+use super::names::LAYER_NORM_EPS;
 use super::pictures::Pictures;
-use super::vision::LAYER_NORM_EPS;
+use super::vision::position_table;
 use language::Processor;
 use language::json::bad;
 use pascaline::Result;
@@ -259,8 +260,8 @@ pub fn vision_plan(file: &Path, config: &Config, images: &PreprocessorConfig) ->
         let reason = format!("{} is not the {} of GGUF files", vision.temporal_patch_size, FRAMES);
         return Err(bad(file, Some("vision_config.temporal_patch_size"), reason));
     }
-    let is_matrix =
-        |published: &str, shape: &[usize]| shape.len() > 1 && !published.ends_with("pos_embed.weight");
+    let table = position_table(vision).name;
+    let is_matrix = |published: &str, shape: &[usize]| shape.len() > 1 && published != table;
     let tensors = planned_tensors(config, true, |published, shape| match is_matrix(published, shape) {
         true => GgmlType::F16,
         false => GgmlType::F32,

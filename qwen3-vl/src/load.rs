@@ -1,6 +1,7 @@
 //! Checkpoints and models of this crate, by their paths.
 
 use super::MODELS;
+use language::media::PixelLimits;
 use language::weights::Progress;
 use language::{LanguageModel, LoadOptions, Placement, Processor};
 use pascaline::{Device, Result};
@@ -37,6 +38,11 @@ impl Checkpoint {
     /// As there.
     pub fn with_adapter(self, dir: &Path) -> Result<Self> {
         self.0.with_adapter(dir).map(Self)
+    }
+
+    /// As [`language::Checkpoint::with_pixel_limits`].
+    pub fn with_pixel_limits(self, pixels: PixelLimits) -> Self {
+        Self(self.0.with_pixel_limits(pixels))
     }
 }
 

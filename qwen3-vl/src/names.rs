@@ -1,41 +1,112 @@
-//! The tensors of the vision tower: their names and shapes in a published checkpoint, and their names in a GGUF file.
+//! The modules of the vision tower: their names and shapes in a published checkpoint, and their names in a GGUF file.
 
 use super::config::VisionConfig;
 use language::gguf_model::numbered;
 use language::seam::VISION;
+use language::spec::{
+    AttentionSpec, BlockSpec, FeedForwardSpec, LinearSpec, MlpSpec, NormKind, NormSpec, TableSpec,
+};
+use pascaline::ops::Activation;
 use std::collections::BTreeMap;
 
-/// The names and shapes of the tower's tensors.
-pub(crate) fn tensors(vision: &VisionConfig) -> BTreeMap<String, Vec<usize>> {
-    let mut tensors = BTreeMap::new();
-    let (hidden, mlp) = (vision.hidden_size, vision.intermediate_size);
-    let merged = hidden * vision.merge_len();
-    let mut add = |name: String, shape: &[usize]| tensors.insert(format!("{VISION}{name}"), shape.to_vec());
-    let (frames, side) = (vision.temporal_patch_size, vision.patch_size);
-    add("patch_embed.proj.weight".into(), &[hidden, vision.in_channels, frames, side, side]);
-    add("patch_embed.proj.bias".into(), &[hidden]);
-    add("pos_embed.weight".into(), &[vision.num_position_embeddings, hidden]);
-    // A linear map or norm: a weight, and a bias as long as the weight's first dimension.
-    let mut pair = |name: String, weight: &[usize]| {
-        add(format!("{name}.weight"), weight);
-        add(format!("{name}.bias"), &weight[..1]);
-    };
-    for block in 0..vision.depth {
-        pair(format!("blocks.{block}.norm1"), &[hidden]);
-        pair(format!("blocks.{block}.norm2"), &[hidden]);
-        pair(format!("blocks.{block}.attn.qkv"), &[3 * hidden, hidden]);
-        pair(format!("blocks.{block}.attn.proj"), &[hidden, hidden]);
-        pair(format!("blocks.{block}.mlp.linear_fc1"), &[mlp, hidden]);
-        pair(format!("blocks.{block}.mlp.linear_fc2"), &[hidden, mlp]);
+/// In the reference a constant and not part of the configuration.
+pub(crate) const LAYER_NORM_EPS: f32 = 1e-6;
+
+/// The tower's modules.
+pub(crate) struct TowerSpec {
+    pub blocks: Vec<BlockSpec>,
+    pub deepstack_mergers: Vec<Merging>,
+    pub merger: Merging,
+    /// Of patches as rows of values.
+    pub patch_embed: LinearSpec,
+    pub pos_embed: TableSpec,
+}
+
+/// Joins the patches of a merge block into one token.
+pub(crate) struct Merging {
+    pub norm: NormSpec,
+    /// Whether the norm is over the joined patches, or over each patch before.
+    pub norm_joined: bool,
+    pub mlp: MlpSpec,
+    /// Values of the joined patches.
+    pub joined: usize,
+}
+
+impl TowerSpec {
+    pub fn new(config: &VisionConfig) -> Self {
+        let mergers = 0..config.deepstack_visual_indexes.len();
+        Self {
+            blocks: (0..config.depth).map(|index| block(config, index)).collect(),
+            deepstack_mergers: mergers
+                .map(|i| merging(config, &format!("deepstack_merger_list.{i}"), true))
+                .collect(),
+            merger: merging(config, "merger", false),
+            patch_embed: map("patch_embed.proj", config.hidden_size, config.patch_len()),
+            pos_embed: TableSpec {
+                name: format!("{VISION}pos_embed.weight"),
+                shape: [config.num_position_embeddings, config.hidden_size],
+            },
+        }
     }
-    let mut merger = |name: String, norm: usize| {
-        pair(format!("{name}.norm"), &[norm]);
-        pair(format!("{name}.linear_fc1"), &[merged, merged]);
-        pair(format!("{name}.linear_fc2"), &[vision.out_hidden_size, merged]);
-    };
-    merger("merger".into(), hidden);
-    for index in 0..vision.deepstack_visual_indexes.len() {
-        merger(format!("deepstack_merger_list.{index}"), merged);
+}
+
+fn map(name: &str, rows: usize, columns: usize) -> LinearSpec {
+    LinearSpec { parts: vec![(format!("{VISION}{name}"), rows)], columns, has_bias: true }
+}
+
+fn norm(name: &str, len: usize) -> NormSpec {
+    NormSpec { name: format!("{VISION}{name}"), len, eps: LAYER_NORM_EPS, kind: NormKind::Layer }
+}
+
+fn mlp(name: &str, [columns, inner, rows]: [usize; 3], activation: Activation) -> MlpSpec {
+    let fc1 = map(&format!("{name}.linear_fc1"), inner, columns);
+    MlpSpec { fc1, activation, fc2: map(&format!("{name}.linear_fc2"), rows, inner) }
+}
+
+fn block(config: &VisionConfig, index: usize) -> BlockSpec {
+    let name = |part: &str| format!("blocks.{index}.{part}");
+    let (hidden, heads) = (config.hidden_size, config.num_heads);
+    BlockSpec {
+        norm1: norm(&name("norm1"), hidden),
+        attention: AttentionSpec {
+            qkv: map(&name("attn.qkv"), 3 * hidden, hidden),
+            norms: None,
+            out: map(&name("attn.proj"), hidden, hidden),
+            heads: [heads, heads, config.head_dim()],
+            causal: false,
+        },
+        norm2: norm(&name("norm2"), hidden),
+        mlp: FeedForwardSpec::Dense(mlp(
+            &name("mlp"),
+            [hidden, config.intermediate_size, hidden],
+            Activation::GeluTanh,
+        )),
+    }
+}
+
+fn merging(config: &VisionConfig, name: &str, norm_joined: bool) -> Merging {
+    let joined = config.hidden_size * config.merge_len();
+    let norm = norm(&format!("{name}.norm"), if norm_joined { joined } else { config.hidden_size });
+    let mlp = mlp(name, [joined, joined, config.out_hidden_size], Activation::GeluErf);
+    Merging { norm, norm_joined, mlp, joined }
+}
+
+/// The names and shapes of the tower's tensors.
+pub(crate) fn tensors(config: &VisionConfig) -> BTreeMap<String, Vec<usize>> {
+    let mut tensors = BTreeMap::new();
+    let mut add = |name: String, shape: &[usize]| drop(tensors.insert(name, shape.to_vec()));
+    let spec = TowerSpec::new(config);
+    spec.blocks.iter().for_each(|block| block.tensors(&mut add));
+    for merger in spec.deepstack_mergers.iter().chain([&spec.merger]) {
+        merger.norm.tensors(&mut add);
+        merger.mlp.tensors(&mut add);
+    }
+    add(spec.pos_embed.name, &spec.pos_embed.shape);
+    spec.patch_embed.tensors(&mut add);
+    // files have the convolution's own shape
+    let (frames, side) = (config.temporal_patch_size, config.patch_size);
+    for name in spec.patch_embed.weights() {
+        add(name, &[config.hidden_size, config.in_channels, frames, side, side]);
     }
     tensors
 }

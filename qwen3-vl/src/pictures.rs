@@ -5,7 +5,7 @@ use super::positions::positions;
 use super::preprocess::{image_patches, image_plan, video_patches};
 use language::Processor;
 use language::chat::Media;
-use language::media::{ImagePlan, Patches, Positions, Visual};
+use language::media::{ImagePlan, Patches, PixelLimits, Positions, VIDEO_PICTURES, Visual};
 use language::picture::PictureHeader;
 use language::seam;
 use pascaline::{Error, Result};
@@ -36,6 +36,18 @@ impl seam::Pictures for Pictures {
             Visual::Image { name, picture } => image_patches(name, picture, &self.images),
             Visual::Video { name, frames, .. } => video_patches(name, frames, &self.videos),
         }
+    }
+
+    fn within(&self, limits: PixelLimits) -> Box<dyn seam::Pictures> {
+        let mut narrowed = self.clone();
+        let images = &mut narrowed.images;
+        [images.min_pixels, images.max_pixels] = limits.apply([images.min_pixels, images.max_pixels]);
+        if let Some(max) = limits.max.or(limits.most) {
+            let videos = &mut narrowed.videos;
+            videos.max_pixels = videos.max_pixels.min(max.saturating_mul(VIDEO_PICTURES));
+            videos.min_pixels = videos.min_pixels.min(videos.max_pixels);
+        }
+        Box::new(narrowed)
     }
 
     fn plan(&self, name: &str, header: PictureHeader) -> Result<ImagePlan> {

@@ -101,7 +101,8 @@ fn between(i: usize, count: usize, side: usize) -> (usize, f32) {
 /// Position embeddings of the patches, [patches, hidden], from the learned grid `table` [side², hidden]: bilinear,
 /// with the corners of the image on the corners of the grid (align_corners).
 pub fn position_embeddings(config: &VisionConfig, table: &[f32], grids: &[[usize; 3]]) -> Vec<f32> {
-    let (side, hidden) = (config.position_side(), config.hidden_size);
+    let side = config.position_side();
+    let hidden = (table.len() / (side * side).max(1)).max(1);
     let line = |row: usize, col: usize| &table[(row * side + col) * hidden..][..hidden];
     let mut output = Vec::new();
     for &[frames, rows, cols] in grids {

@@ -1,74 +1,159 @@
 //! The vision tower: patches → embeddings that take image tokens' places, and the deepstack features that are added to
-//! the first decoder layers.
+//! the first decoder layers. [`VisionModules`] is the tower for any run, [`VisionTower`] that of inference.
 
 use super::config::VisionConfig;
+use super::names::{Merging, TowerSpec};
 use super::positions::{position_embeddings, vision_rope};
-use language::layers::Layers;
+use language::forward::{Load, Modules, Run};
+use language::inference::{Inference, Loader, Pass};
 use language::media::{Patches, VisionOutput, VisionProgress};
 use language::rope::RopeTables;
 use language::seam::{Progress, Tensors, Tower};
-use pascaline::nn::{Attention, LayerNorm, Linear, Mlp, Norm, Rope, TransformerBlock};
-use pascaline::ops::{self, Activation};
-use pascaline::{DType, Device, Result, Tensor};
+use language::spec::TableSpec;
+use pascaline::ops;
+use pascaline::{DType, Device, Error, Result, Tensor};
 
-/// In the reference a constant and not part of the configuration.
-pub(crate) const LAYER_NORM_EPS: f32 = 1e-6;
-
-/// The vision tower.
-pub struct VisionTower {
+/// The vision tower's modules, for any run.
+pub struct VisionModules<M: Modules> {
     config: VisionConfig,
-    device: Device,
-    patch_embed: Linear,
-    /// [side², hidden], in host memory: it is interpolated for each image size.
-    pos_embed: Vec<f32>,
-    blocks: Layers,
-    merger: Merger,
-    deepstack_mergers: Vec<Merger>,
+    patch_embed: M::Linear,
+    /// [side², hidden]: it is interpolated for each image size.
+    pos_embed: M::Table,
+    blocks: M::Blocks,
+    merger: Merger<M>,
+    deepstack_mergers: Vec<Merger<M>>,
 }
 
 /// Joins the patches of a merge block into one token.
-struct Merger {
-    norm: LayerNorm,
+struct Merger<M: Modules> {
+    norm: M::Norm,
     /// Whether the norm is over the joined patches, as in the deepstack mergers, or over each patch before.
     norm_joined: bool,
-    mlp: Mlp,
+    mlp: M::Mlp,
     joined: usize,
 }
 
-impl Merger {
-    fn load(tensors: &mut dyn Tensors, name: &str, norm_joined: bool, joined: usize) -> Result<Self> {
-        let mlp = Mlp::new(
-            linear(tensors, &format!("{name}.linear_fc1"))?,
-            Activation::GeluErf,
-            linear(tensors, &format!("{name}.linear_fc2"))?,
-        )?;
-        Ok(Self { norm: layer_norm(tensors, &format!("{name}.norm"))?, norm_joined, mlp, joined })
-    }
-
-    /// With its weights on `device`: copies where they are elsewhere.
-    fn on(&self, device: &Device) -> Result<Self> {
-        Ok(Self { norm: self.norm.to_device(device)?, mlp: self.mlp.to_device(device)?, ..*self })
+impl<M: Modules> Merger<M> {
+    fn load(load: &mut impl Load<M>, Merging { norm, norm_joined, mlp, joined }: Merging) -> Result<Self> {
+        Ok(Self { mlp: load.mlp(mlp)?, norm: load.norm(norm)?, norm_joined, joined })
     }
 
     /// [patches, hidden] → [patches / merge², text hidden]
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let joined = [x.shape().elements() / self.joined, self.joined];
+    fn forward(&self, run: &mut impl Run<M>, x: &M::Value) -> Result<M::Value> {
         let normed = match self.norm_joined {
-            true => self.norm.forward(&x.reshape(joined)?)?,
-            false => self.norm.forward(x)?.reshape(joined)?,
+            true => {
+                let x = run.in_rows_of(x, self.joined)?;
+                run.norm(&self.norm, &x)?
+            }
+            false => {
+                let normed = run.norm(&self.norm, x)?;
+                run.in_rows_of(&normed, self.joined)?
+            }
         };
-        self.mlp.forward(&normed)
+        run.mlp(&self.mlp, &normed)
     }
 }
 
-fn linear(tensors: &mut dyn Tensors, name: &str) -> Result<Linear> {
-    let weight = tensors.weight(&format!("{name}.weight"))?;
-    Linear::new(weight, Some(tensors.vector(&format!("{name}.bias"))?))
+/// A group of frames on its way.
+pub struct Group<M: Modules> {
+    place: M::Place,
+    /// [patches, hidden]
+    h: M::Value,
+    /// How many blocks it has passed.
+    blocks: usize,
+    deepstack: Vec<M::Value>,
 }
 
-fn layer_norm(tensors: &mut dyn Tensors, name: &str) -> Result<LayerNorm> {
-    let weight = tensors.vector(&format!("{name}.weight"))?;
-    LayerNorm::new(weight, tensors.vector(&format!("{name}.bias"))?, LAYER_NORM_EPS)
+impl<M: Modules> VisionModules<M> {
+    /// Makes the tower's modules.
+    ///
+    /// # Errors
+    /// Those of `load`.
+    pub fn load(load: &mut impl Load<M>, config: &VisionConfig) -> Result<Self> {
+        let spec = TowerSpec::new(config);
+        let mut blocks = M::Blocks::default();
+        spec.blocks.into_iter().try_for_each(|block| load.push(&mut blocks, block))?;
+        let mut merger = |merging| Merger::load(load, merging);
+        let deepstack_mergers = spec.deepstack_mergers.into_iter().map(&mut merger).collect::<Result<_>>()?;
+        let merger = merger(spec.merger)?;
+        Ok(Self {
+            patch_embed: load.linear(spec.patch_embed)?,
+            pos_embed: load.table(spec.pos_embed)?,
+            merger,
+            deepstack_mergers,
+            blocks,
+            config: config.clone(),
+        })
+    }
+
+    /// Image or group of frames number `group` of `patches` before the first block.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the patches are not the tower's, or those of the run.
+    pub fn begin(
+        &self,
+        run: &mut impl Run<M>,
+        patches: &Patches,
+        group: usize,
+        device: &Device,
+    ) -> Result<Group<M>> {
+        patches.tokens(&self.config.sizes())?;
+        let [_, rows, cols] = patches.grid;
+        let (grid, count) = ([1, rows, cols], rows * cols);
+        let len = count * self.config.patch_len();
+        let Some(values) = patches.values.chunks_exact(len.max(1)).nth(group) else {
+            let (expected, found) = (format!("a group number below {}", patches.grid[0]), [group].into());
+            return Err(Error::Shape { op: "VisionTower", argument: "group", expected, found });
+        };
+        let on_device = |values: &[f32], cols| Tensor::from_slice(values, [count, cols], device);
+        let half = self.config.head_dim() / 2;
+        let tables = match device.is_planned() {
+            true => RopeTables::unknown(count * half),
+            false => vision_rope(&self.config, &[grid]),
+        };
+        let place = run.place([on_device(&tables.cos, half)?, on_device(&tables.sin, half)?])?;
+        let values = on_device(values, self.config.patch_len())?;
+        let values = run.constant(values);
+        let embedded = run.linear(&self.patch_embed, &values)?;
+        drop(values);
+        let mix = |table: &[f32]| position_embeddings(&self.config, table, &[grid]);
+        let positions = run.mixed(&self.pos_embed, count, &mix)?;
+        let h = run.add(&embedded, &positions)?;
+        Ok(Group { place, h, blocks: 0, deepstack: Vec::with_capacity(self.deepstack_mergers.len()) })
+    }
+
+    /// Whether a group has blocks to pass.
+    fn is_under_way(&self, group: &Group<M>) -> bool {
+        group.blocks < self.config.depth
+    }
+
+    /// Passes the next block.
+    fn pass_block(&self, run: &mut impl Run<M>, group: &mut Group<M>) -> Result<()> {
+        group.h = run.block(&self.blocks, group.blocks, &group.h, &group.place)?;
+        let merger = self.config.deepstack_visual_indexes.iter().position(|&at| at == group.blocks);
+        if let Some(merger) = merger.and_then(|i| self.deepstack_mergers.get(i)) {
+            group.deepstack.push(merger.forward(run, &group.h)?);
+        }
+        group.blocks += 1;
+        Ok(())
+    }
+
+    /// Passes the blocks that are left.
+    ///
+    /// # Errors
+    /// Those of the run.
+    pub fn finish(&self, run: &mut impl Run<M>, mut group: Group<M>) -> Result<VisionOutput<M::Value>> {
+        while self.is_under_way(&group) {
+            self.pass_block(run, &mut group)?;
+        }
+        Ok(VisionOutput { embeddings: self.merger.forward(run, &group.h)?, deepstack: group.deepstack })
+    }
+}
+
+/// The vision tower.
+pub struct VisionTower {
+    modules: VisionModules<Inference>,
+    device: Device,
 }
 
 impl VisionTower {
@@ -81,55 +166,9 @@ impl VisionTower {
         passing: Option<&Device>,
         done: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
-        let joined = config.hidden_size * config.merge_len();
-        let mut blocks = Layers::default();
-        for index in 0..config.depth {
-            let name = |part: &str| format!("model.visual.blocks.{index}.{part}");
-            let (heads, head_dim) = (config.num_heads, config.head_dim());
-            let block = TransformerBlock {
-                norm1: Norm::Layer(layer_norm(tensors, &name("norm1"))?),
-                attention: Attention::new(
-                    linear(tensors, &name("attn.qkv"))?,
-                    None,
-                    linear(tensors, &name("attn.proj"))?,
-                    [heads, heads, head_dim],
-                    false,
-                )?,
-                norm2: Norm::Layer(layer_norm(tensors, &name("norm2"))?),
-                mlp: Mlp::new(
-                    linear(tensors, &name("mlp.linear_fc1"))?,
-                    Activation::GeluTanh,
-                    linear(tensors, &name("mlp.linear_fc2"))?,
-                )?,
-            };
-            match device {
-                Device::Cuda(device) if passing.is_some() => blocks.push_streamed(&block, device)?,
-                _ => blocks.push(block),
-            }
-            done(tensors.progress());
-        }
-        let mut merger = |name: &str, norm_joined| {
-            let merger = Merger::load(tensors, &format!("model.visual.{name}"), norm_joined, joined)?;
-            match passing {
-                Some(host) => merger.on(host),
-                None => Ok(merger),
-            }
-        };
-        let deepstack_mergers = (0..config.deepstack_visual_indexes.len())
-            .map(|i| merger(&format!("deepstack_merger_list.{i}"), true))
-            .collect::<Result<_>>()?;
-        let merger = merger("merger", false)?;
-        let tower = Self {
-            patch_embed: linear(tensors, "model.visual.patch_embed.proj")?,
-            pos_embed: tensors.host("model.visual.pos_embed.weight")?,
-            merger,
-            deepstack_mergers,
-            blocks,
-            device: device.clone(),
-            config: config.clone(),
-        };
+        let modules = VisionModules::load(&mut Loader { tensors, device, passing, done }, config)?;
         done(tensors.progress());
-        Ok(tower)
+        Ok(Self { modules, device: device.clone() })
     }
 
     /// The groups' outputs, one after the other.
@@ -140,39 +179,10 @@ impl VisionTower {
         let stacked = |of: &dyn Fn(&VisionOutput) -> Tensor| stack(&all.iter().map(of).collect::<Vec<_>>());
         Ok(VisionOutput {
             embeddings: stacked(&|output| output.embeddings.clone())?,
-            deepstack: (0..self.deepstack_mergers.len())
+            deepstack: (0..self.modules.deepstack_mergers.len())
                 .map(|i| stacked(&|output| output.deepstack[i].clone()))
                 .collect::<Result<_>>()?,
         })
-    }
-
-    /// A group of frames before the first block.
-    fn begin(&self, values: &[f32], grid: [usize; 3]) -> Result<Group> {
-        let patches = grid.iter().product::<usize>();
-        let on_device = |values: &[f32], cols| Tensor::from_slice(values, [patches, cols], &self.device);
-        let half = self.config.head_dim() / 2;
-        let (tables, positions) = match self.device.is_planned() {
-            true => (RopeTables::unknown(patches * half), vec![0.0; patches * self.config.hidden_size]),
-            false => {
-                let positions = position_embeddings(&self.config, &self.pos_embed, &[grid]);
-                (vision_rope(&self.config, &[grid]), positions)
-            }
-        };
-        let rope = Rope::new(on_device(&tables.cos, half)?, on_device(&tables.sin, half)?, 0, 0)?;
-        let embedded = self.patch_embed.forward(&on_device(values, self.config.patch_len())?)?;
-        let h = ops::add(&embedded, &on_device(&positions, self.config.hidden_size)?)?;
-        let deepstack = Vec::with_capacity(self.deepstack_mergers.len());
-        Ok(Group { rope, h, blocks: 0, deepstack })
-    }
-
-    fn pass_block(&self, group: &mut Group) -> Result<()> {
-        group.h = self.blocks.forward(group.blocks, &group.h, &group.rope, None)?;
-        let merger = self.config.deepstack_visual_indexes.iter().position(|&at| at == group.blocks);
-        if let Some(i) = merger {
-            group.deepstack.push(self.deepstack_mergers[i].on(&self.device)?.forward(&group.h)?);
-        }
-        group.blocks += 1;
-        Ok(())
     }
 }
 
@@ -181,7 +191,7 @@ impl VisionTower {
 struct State {
     /// The outputs of the groups of frames that are through.
     through: Vec<VisionOutput>,
-    group: Option<Group>,
+    group: Option<Group<Inference>>,
 }
 
 /// Each group of frames passes alone, since patches see only those of their own group: that bounds the memory too.
@@ -192,47 +202,44 @@ impl Tower for VisionTower {
         progress: &mut VisionProgress,
         blocks: usize,
     ) -> Result<Option<VisionOutput>> {
-        patches.tokens(&self.config.sizes())?;
         let state = progress.state.take().and_then(|state| state.downcast::<State>().ok());
         let mut state = state.unwrap_or_default();
-        let [groups, rows, cols] = patches.grid;
-        let count = rows * cols * self.config.patch_len();
+        let (modules, pass) = (&self.modules, &mut Pass::new(&self.device));
         let mut left = blocks.max(1);
         while left > 0 {
             let mut group = match state.group.take() {
                 Some(group) => group,
-                None => match patches.values.chunks_exact(count.max(1)).nth(state.through.len()) {
-                    Some(values) => self.begin(values, [1, rows, cols])?,
-                    None => self.begin(&[], [1, 0, 0])?,
-                },
+                None => modules.begin(pass, patches, state.through.len(), &self.device)?,
             };
-            while left > 0 && group.blocks < self.blocks.len() {
-                self.pass_block(&mut group)?;
+            while left > 0 && modules.is_under_way(&group) {
+                modules.pass_block(pass, &mut group)?;
                 (left, progress.passed) = (left - 1, progress.passed + 1);
             }
-            if group.blocks < self.blocks.len() {
+            if modules.is_under_way(&group) {
                 state.group = Some(group);
                 break;
             }
-            let embeddings = self.merger.on(&self.device)?.forward(&group.h)?;
-            state.through.push(VisionOutput { embeddings, deepstack: group.deepstack });
-            if state.through.len() >= groups {
+            state.through.push(modules.finish(pass, group)?);
+            if state.through.len() >= patches.grid[0] {
                 return self.joined(state.through).map(Some);
             }
         }
         progress.state = Some(state);
         Ok(None)
     }
+
+    fn depth(&self) -> usize {
+        self.modules.config.depth
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
 }
 
-/// A group of frames on its way.
-struct Group {
-    rope: Rope,
-    /// [patches, hidden]
-    h: Tensor,
-    /// How many blocks it has passed.
-    blocks: usize,
-    deepstack: Vec<Tensor>,
+/// The learned grid of position embeddings.
+pub fn position_table(config: &VisionConfig) -> TableSpec {
+    TowerSpec::new(config).pos_embed
 }
 
 /// Matrices of equal width, one above the other.

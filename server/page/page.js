@@ -238,7 +238,7 @@ function messages() {
 
 /** Asks for the answer to the last turn. */
 async function answer() {
-  const body = { messages: messages(), stream: true, stream_options: { include_usage: true }, ...sampling() };
+  const body = { messages: messages(), stream: true, stream_options: { include_usage: true }, return_progress: true, ...sampling() };
   const turn = addTurn("assistant", "");
   const [shown, tools] = [".text", ".tools"].map((part) => turn.article.querySelector(part));
   turn.article.classList.add("waiting");
@@ -267,6 +267,11 @@ async function answer() {
     const response = await ask("v1/chat/completions", fields.key.value, body, running.signal);
     for await (const chunk of chunks(response)) {
       tokens = chunk.usage?.completion_tokens ?? tokens;
+      if (chunk.prompt_progress) {
+        const { processed, total } = chunk.prompt_progress;
+        if (processed < total) tools.textContent = `${processed} of the prompt's ${total} tokens read`;
+        continue;
+      }
       const choice = chunk.choices[0];
       if (!choice) continue;
       reason = choice.finish_reason ?? reason;

@@ -5,6 +5,7 @@ use super::calls::{Call, Delta, Reader};
 use super::error::ApiError;
 use super::worker::{Event, Usage};
 use qwen3_vl::StopReason;
+use qwen3_vl::batch::PromptProgress;
 use qwen3_vl::sampling::Logprobs;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -16,12 +17,16 @@ pub(crate) struct Answers {
     app: Arc<App>,
     /// `None`: the answer is complete.
     receivers: Vec<Option<UnboundedReceiver<Event>>>,
+    /// The progress of their prompts, until these are computed.
+    progress: Vec<Option<UnboundedReceiver<PromptProgress>>>,
     /// What tells each answer's text apart, and its tokens inside a thought.
     readers: Vec<(Reader, usize)>,
 }
 
 /// A part of one of the answers.
 pub(crate) enum Part {
+    /// A part of the prompt was computed.
+    Prompt(PromptProgress),
     /// A token, and what its text adds.
     Token { id: u32, deltas: Vec<Delta>, logprobs: Option<Logprobs> },
     /// The end.
@@ -36,11 +41,23 @@ pub(crate) struct Spent {
     pub reasoning_tokens: usize,
 }
 
+/// A thing that is received.
+enum Next {
+    Prompt(PromptProgress),
+    Event(Option<Event>),
+}
+
 impl Answers {
     /// Each answer is read by a copy of `reader`.
-    pub fn new(receivers: Vec<UnboundedReceiver<Event>>, reader: &Reader, app: &Arc<App>) -> Self {
+    pub fn new(
+        receivers: Vec<(UnboundedReceiver<Event>, UnboundedReceiver<PromptProgress>)>,
+        reader: &Reader,
+        app: &Arc<App>,
+    ) -> Self {
         let readers = receivers.iter().map(|_| (reader.clone(), 0)).collect();
-        Self { app: Arc::clone(app), receivers: receivers.into_iter().map(Some).collect(), readers }
+        let (receivers, progress) =
+            receivers.into_iter().map(|(events, of)| (Some(events), Some(of))).unzip();
+        Self { app: Arc::clone(app), receivers, progress, readers }
     }
 
     pub fn len(&self) -> usize {
@@ -50,17 +67,29 @@ impl Answers {
     /// The next part of any answer, and the answer's index; `None` after the last one's end. No part follows an error.
     pub async fn next(&mut self) -> Option<Result<(usize, Part), ApiError>> {
         let (at, event) = poll_fn(|context| {
+            for (at, slot) in self.progress.iter_mut().enumerate() {
+                let Some(receiver) = slot else { continue };
+                match receiver.poll_recv(context) {
+                    Poll::Ready(Some(progress)) => return Poll::Ready(Some((at, Next::Prompt(progress)))),
+                    Poll::Ready(None) => *slot = None,
+                    Poll::Pending => {}
+                }
+            }
             let mut waits = false;
             for (at, slot) in self.receivers.iter_mut().enumerate() {
                 let Some(receiver) = slot else { continue };
                 match receiver.poll_recv(context) {
-                    Poll::Ready(event) => return Poll::Ready(Some((at, event))),
+                    Poll::Ready(event) => return Poll::Ready(Some((at, Next::Event(event)))),
                     Poll::Pending => waits = true,
                 }
             }
             if waits { Poll::Pending } else { Poll::Ready(None) }
         })
         .await?;
+        let event = match event {
+            Next::Prompt(progress) => return Some(Ok((at, Part::Prompt(progress)))),
+            Next::Event(event) => event,
+        };
         let part = match event {
             Some(Event::Token { id, text, logprobs }) => {
                 let (reader, thought) = &mut self.readers[at];
@@ -110,6 +139,7 @@ pub(crate) struct Answer {
 impl Answer {
     pub fn push(&mut self, part: Part) {
         let deltas = match part {
+            Part::Prompt(_) => Vec::new(),
             Part::Token { id, deltas, logprobs } => {
                 self.tokens.extend(logprobs.map(|logprobs| (id, logprobs)));
                 deltas

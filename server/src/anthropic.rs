@@ -296,6 +296,7 @@ impl Form for Message {
 
     fn part(&mut self, _: usize, part: Part, _: &Tokenizer) -> String {
         let deltas = match part {
+            Part::Prompt(_) => return String::new(),
             Part::Token { deltas, .. } => deltas,
             Part::Done { deltas, reason, spent } => {
                 self.end = Some((reason, spent));

@@ -12,7 +12,7 @@ use super::reply::{Kind, Shape};
 use super::request::{Chat, Completion, Detokenize, Parsed, Tokenize};
 use super::visitors::{self, Visitors};
 use super::worker::{Health, Worker};
-use super::{anthropic, json, ollama, page, responses, state, stream};
+use super::{anthropic, embed, json, ollama, page, responses, state, stream};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -119,6 +119,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/completions", post(completion))
         .route("/v1/models", get(models))
         .route("/v1/models/{*name}", get(model))
+        .route("/v1/embeddings", post(embed::embeddings))
+        .route("/v1/rerank", post(embed::rerank))
+        .route("/v2/rerank", post(embed::rerank))
+        .route("/rerank", post(embed::rerank))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/props", get(state::props))
@@ -395,7 +399,7 @@ fn description(app: &App) -> Value {
         "max_model_len": limits.context,
         "limits": { "pictures": limits.pictures, "pixels": limits.pixels, "body": limits.body },
         "defaults": {
-            "max_tokens": defaults.max_new_tokens,
+            "max_tokens": Some(defaults.max_new_tokens).filter(|&most| most < usize::MAX),
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,

@@ -191,7 +191,7 @@ impl From<Error> for ApiError {
             Error::DeviceLost { .. } => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("device_lost"), message)
             }
-            Error::Unsupported { op: "sampling", argument, reason, .. } => {
+            Error::Unsupported { op: "sampling" | "embed", argument, reason, .. } => {
                 Self::invalid(argument, format!("{argument}: {reason}"))
             }
             Error::Unsupported { op: "grammar", .. } => Self::invalid("response_format", message),

@@ -5,10 +5,12 @@
 //! the connection goes to exactly these. A redirection is a new address with the same checks.
 
 use super::error::ApiError;
+use super::fields::Fields;
 use super::lanes::Wanted;
 use super::limits::Limits;
 use base64::Engine;
 use base64::engine::general_purpose::{GeneralPurpose, STANDARD, STANDARD_NO_PAD};
+use qwen3_vl::media::PixelLimits;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -21,8 +23,33 @@ const MAX_REDIRECTS: usize = 3;
 /// The longest time for fetching a picture.
 const MAX_TIME: Duration = Duration::from_secs(20);
 
-/// The pictures of a request, in order, each with the path of its field.
-pub(crate) type Pictures = Vec<(String, Source)>;
+/// The pictures of a request, in order.
+pub(crate) type Pictures = Vec<Asked>;
+
+/// A picture of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Asked {
+    /// The path of its field.
+    pub param: String,
+    pub source: Source,
+    /// The pixels that it is resized to, where the request says so.
+    pub pixels: PixelLimits,
+}
+
+/// The limits of pixels that a part or a request asks for, as Qwen's processor takes them. The server's most is kept.
+pub(crate) fn pixel_limits(fields: &Fields, limits: &Limits) -> Result<PixelLimits> {
+    const MOST: usize = 1 << 40;
+    let most = limits.resized_pixels;
+    let [min, max] = ["min_pixels", "max_pixels"].map(|name| fields.whole(name, 1, MOST));
+    let (min, max) = (min?, max?);
+    if let (Some(min), Some(max)) = (min, max)
+        && min > max
+    {
+        let path = fields.path("min_pixels");
+        return Err(ApiError::invalid(path.clone(), format!("{path} is {min}, above max_pixels = {max}")));
+    }
+    Ok(PixelLimits { min: min.map(|min| min.min(most)), max: max.map(|max| max.min(most)), most: None })
+}
 
 /// The source of a picture.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,8 +92,12 @@ impl Source {
     pub fn fetch(self, param: &str, limits: &Limits, wanted: &Wanted) -> Result<Vec<u8>> {
         match self {
             Self::Here(file) => Ok(file),
-            Self::Elsewhere(url) => fetch(url, limits, &|| wanted.is_so(), is_public)
-                .map_err(|reason| ApiError::invalid(param, format!("{param} can't be fetched: {reason}"))),
+            Self::Elsewhere(url) => {
+                fetch(url, limits.body, &|url| check(url, limits), &|| wanted.is_so(), &|_, address| {
+                    is_public(address)
+                })
+                .map_err(|reason| ApiError::invalid(param, format!("{param} can't be fetched: {reason}")))
+            }
         }
     }
 }
@@ -95,20 +126,37 @@ fn check(url: &Url, limits: &Limits) -> std::result::Result<(), String> {
     }
 }
 
-/// Fetches a file. `is_allowed` decides about IP addresses.
+/// Fetches the picture that a user of this machine names. The address may be private, as the user has named it; what it
+/// redirects to must be at the same host or public.
+///
+/// # Errors
+/// A sentence.
+pub fn fetch_picture(address: &str, most_bytes: usize) -> std::result::Result<Vec<u8>, String> {
+    let url = Url::parse(address).map_err(|error| format!("it is not a valid address: {error}"))?;
+    let named = url.host_str().map(str::to_owned);
+    let may = |url: &Url| match matches!(url.scheme(), "http" | "https") {
+        true => Ok(()),
+        false => Err(format!("it is at an address with {}:", url.scheme())),
+    };
+    let is_allowed = |url: &Url, address| url.host_str() == named.as_deref() || is_public(address);
+    fetch(url, most_bytes, &may, &|| true, &is_allowed)
+}
+
+/// Fetches a file of up to `most_bytes`. `may` decides about addresses, `is_allowed` about the IP addresses of one.
 fn fetch(
     mut url: Url,
-    limits: &Limits,
+    most_bytes: usize,
+    may: &dyn Fn(&Url) -> std::result::Result<(), String>,
     goes_on: &dyn Fn() -> bool,
-    is_allowed: fn(IpAddr) -> bool,
+    is_allowed: &dyn Fn(&Url, IpAddr) -> bool,
 ) -> std::result::Result<Vec<u8>, String> {
     let deadline = Instant::now() + MAX_TIME;
     for _ in 0..=MAX_REDIRECTS {
         if !goes_on() {
             return Err("nobody waits for it".into());
         }
-        check(&url, limits)?;
-        let addresses = resolve(&url, is_allowed)?;
+        may(&url)?;
+        let addresses = resolve(&url, |address| is_allowed(&url, address))?;
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let agent = ureq::AgentBuilder::new()
             .resolver(move |_: &str| Ok(addresses.clone()))
@@ -129,7 +177,7 @@ fn fetch(
             continue;
         }
         let mut file = Vec::new();
-        let mut body = answer.into_reader().take(limits.body as u64 + 1);
+        let mut body = answer.into_reader().take(most_bytes as u64 + 1);
         let mut piece = vec![0; 1 << 16];
         loop {
             let count = body.read(&mut piece).map_err(|error| error.to_string())?;
@@ -139,8 +187,8 @@ fn fetch(
                 _ => file.extend_from_slice(&piece[..count]),
             }
         }
-        return match file.len() > limits.body {
-            true => Err(format!("it has more than {}", pascaline::format_bytes(limits.body))),
+        return match file.len() > most_bytes {
+            true => Err(format!("it has more than {}", pascaline::format_bytes(most_bytes))),
             false => Ok(file),
         };
     }
@@ -148,7 +196,7 @@ fn fetch(
 }
 
 /// The IP addresses of a host, all of which must be allowed.
-fn resolve(url: &Url, is_allowed: fn(IpAddr) -> bool) -> std::result::Result<Vec<SocketAddr>, String> {
+fn resolve(url: &Url, is_allowed: impl Fn(IpAddr) -> bool) -> std::result::Result<Vec<SocketAddr>, String> {
     let port = url.port_or_known_default().ok_or("it has no port")?;
     let addresses: Vec<SocketAddr> = match url.host() {
         Some(Host::Ipv4(address)) => vec![(address, port).into()],
@@ -331,19 +379,34 @@ mod tests {
         for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"] {
             let url = Url::parse(&format!("http://{host}:{port}/x.png")).unwrap();
             let allowed = format!("{}:{port}", url.host_str().unwrap());
-            let reason = fetch(url, &limits(&[&allowed]), &|| true, is_public).unwrap_err();
+            let limits = limits(&[&allowed]);
+            let public = |_: &Url, address| is_public(address);
+            let reason = fetch(url, 1 << 20, &|url| check(url, &limits), &|| true, &public).unwrap_err();
             assert!(reason.contains("not public") || reason.contains("no address"), "{host}: {reason}");
         }
     }
 
     #[test]
+    fn a_user_may_name_this_machine_but_no_other_host_may_lead_to_it() {
+        let file = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello".to_owned();
+        let port = serve(vec![file]);
+        assert_eq!(fetch_picture(&format!("http://127.0.0.1:{port}/x.png"), 5), Ok(b"hello".into()));
+        let to =
+            "HTTP/1.1 302 Found\r\nLocation: http://localhost:1/\r\nContent-Length: 0\r\n\r\n".to_owned();
+        let port = serve(vec![to]);
+        let reason = fetch_picture(&format!("http://127.0.0.1:{port}/x.png"), 5).unwrap_err();
+        assert!(reason.contains("not public") || reason.contains("no address"), "{reason}");
+        assert!(fetch_picture("ftp://a.example/x.png", 5).unwrap_err().contains("ftp:"));
+    }
+
+    #[test]
     fn files_and_redirections_are_bounded() {
-        let here = |address: IpAddr| address.is_loopback();
+        let here = |_: &Url, address: IpAddr| address.is_loopback();
         let get = |answers: Vec<String>, limit: usize| {
             let port = serve(answers);
             let url = Url::parse(&format!("http://127.0.0.1:{port}/x.png")).unwrap();
-            let limits = Limits { body: limit, ..limits(&[&format!("127.0.0.1:{port}")]) };
-            fetch(url, &limits, &|| true, here)
+            let limits = limits(&[&format!("127.0.0.1:{port}")]);
+            fetch(url, limit, &|url| check(url, &limits), &|| true, &here)
         };
         let file = || "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello".to_owned();
         let to =

@@ -9,7 +9,7 @@ use serde_json::{Map, Number, Value};
 use std::fmt;
 
 /// The fields that a route reads, at whatever depth; those of `refused.rs` besides.
-const KNOWN: [&str; 94] = [
+const KNOWN: [&str; 106] = [
     "add_generation_prompt",
     "arguments",
     "background",
@@ -21,8 +21,11 @@ const KNOWN: [&str; 94] = [
     "conversation",
     "data",
     "description",
+    "dimensions",
     "disable_parallel_tool_use",
+    "documents",
     "echo",
+    "encoding_format",
     "format",
     "frequency_penalty",
     "function",
@@ -35,11 +38,13 @@ const KNOWN: [&str; 94] = [
     "guided_regex",
     "id",
     "ignore_eos",
+    "image",
     "image_url",
     "images",
     "include_usage",
     "input",
     "input_schema",
+    "instruction",
     "instructions",
     "is_error",
     "json",
@@ -48,11 +53,14 @@ const KNOWN: [&str; 94] = [
     "logprobs",
     "max_completion_tokens",
     "max_output_tokens",
+    "max_pixels",
     "max_tokens",
     "max_tokens_to_sample",
     "media_type",
     "messages",
     "min_p",
+    "min_pixels",
+    "mm_processor_kwargs",
     "modalities",
     "model",
     "n",
@@ -67,6 +75,7 @@ const KNOWN: [&str; 94] = [
     "presence_penalty",
     "previous_response_id",
     "prompt",
+    "query",
     "raw",
     "reasoning",
     "reasoning_content",
@@ -74,6 +83,8 @@ const KNOWN: [&str; 94] = [
     "regex",
     "repetition_penalty",
     "response_format",
+    "return_documents",
+    "return_progress",
     "role",
     "schema",
     "seed",
@@ -101,13 +112,23 @@ const KNOWN: [&str; 94] = [
     "tools",
     "top_k",
     "top_logprobs",
+    "top_n",
     "top_p",
     "type",
     "url",
 ];
 /// Fields whose values have names of the client's own.
-const WHOLE: [&str; 8] =
-    ["arguments", "guided_json", "input", "input_schema", "json", "logit_bias", "parameters", "schema"];
+const WHOLE: [&str; 9] = [
+    "arguments",
+    "format",
+    "guided_json",
+    "input",
+    "input_schema",
+    "json",
+    "logit_bias",
+    "parameters",
+    "schema",
+];
 
 /// Bytes that a value takes in the list or object that holds it, which may have grown to twice its size.
 const VALUE: usize = 2 * size_of::<Value>();
@@ -115,7 +136,11 @@ const VALUE: usize = 2 * size_of::<Value>();
 const OBJECT: usize = 512;
 
 fn is_known(name: &str) -> bool {
-    KNOWN.contains(&name) || REFUSED.iter().any(|(refused, _)| *refused == name)
+    KNOWN.contains(&name) || is_refused(name)
+}
+
+fn is_refused(name: &str) -> bool {
+    REFUSED.iter().any(|(refused, _)| *refused == name)
 }
 
 /// Parses a body. The charge grows by what its values take.
@@ -213,7 +238,7 @@ impl<'de> Visitor<'de> for Build<'_> {
             }
             let fixed = if map.is_empty() { OBJECT } else { 0 };
             self.pay(fixed + 2 * (name.len() + size_of::<String>()) + VALUE)?;
-            let whole = self.whole || WHOLE.contains(&&*name);
+            let whole = self.whole || WHOLE.contains(&&*name) || is_refused(&name);
             let value = fields.next_value_seed(self.inner(whole))?;
             map.insert(name, value);
         }

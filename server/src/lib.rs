@@ -3,7 +3,7 @@
 //! The files in the order in which a request goes through them: `listen` accepts its `connection`, for which `admission` has
 //! a place, `app` routes it if `visitors` lets it in, `json` and `request` parse its body, `images` gets its pictures,
 //! `prepare` makes its prompt, [`worker`] queues it for the replica that `balance` chooses, `replica` computes, `answer`
-//! collects events, `reply` formats them as OpenAI does and `stream` sends them. All the while `account` has its memory; `lanes` runs the work that
+//! collects events, `reply` formats them as OpenAI does and `stream` sends them; `embed` answers with vectors and scores. All the while `account` has its memory; `lanes` runs the work that
 //! keeps a thread busy. Batching and sampling are `qwen3_vl`'s, options of the command line `cli/src/serve.rs`'.
 
 #![deny(unsafe_code)] // but for two calls of the C library, in `system`
@@ -17,6 +17,7 @@ mod app;
 mod balance;
 mod calls;
 mod connection;
+mod embed;
 mod error;
 mod fields;
 mod form;
@@ -46,6 +47,7 @@ pub mod worker;
 
 pub use account::{Charge, default_memory};
 pub use app::Config;
+pub use images::fetch_picture;
 pub use limits::Limits;
 pub use listen::{End, Stop, run};
 
@@ -84,5 +86,7 @@ impl Reader {
             || request::Completion::read(&body, config).is_ok_and(|completion| has_rule(&completion.wish))
             || request::Tokenize::read(&body, limits).is_ok()
             || request::Detokenize::read(&body, limits).is_ok()
+            || embed::Embeddings::read(&body, config).is_ok()
+            || embed::Rerank::read(&body, config).is_ok()
     }
 }

@@ -1,6 +1,7 @@
 //! The limits of a request.
 
 use super::account::default_memory;
+use qwen3_vl::preprocess::MAX_PIXELS;
 use std::time::Duration;
 
 /// The limits of a request. One that exceeds them is answered with a 4xx and a sentence.
@@ -10,8 +11,11 @@ pub struct Limits {
     pub body: usize,
     /// Pictures of a request.
     pub pictures: usize,
-    /// Pixels of a picture file.
+    /// Pixels of a picture file; larger ones are not decoded.
     pub pixels: u64,
+    /// The most pixels that a request may have pictures resized to. Without a request's own limits, the model's processor has
+    /// them.
+    pub resized_pixels: usize,
     /// Tokens of a prompt and its answer together.
     pub context: usize,
     /// Time from the request's first byte to the answer's last one.
@@ -31,7 +35,8 @@ impl Limits {
         Self {
             body: 32 << 20,
             pictures: 16,
-            pixels: 1 << 24,
+            pixels: MAX_PIXELS,
+            resized_pixels: 1 << 24,
             context,
             time: Duration::from_secs(600),
             connections: 512,

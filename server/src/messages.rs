@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::images::{Pictures, Source};
+use super::images::{Asked, Pictures, Source, pixel_limits};
 use super::limits::Limits;
 use super::tools;
 use qwen3_vl::chat::{Message, Part};
@@ -49,6 +49,12 @@ pub(crate) fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>
         };
         messages.push(Message { role: role.to_owned(), content });
     }
+    // as Qwen's own processor takes them, and as servers pass them on to it
+    let own = pixel_limits(fields, limits)?;
+    let passed =
+        fields.object("mm_processor_kwargs")?.map(|passed| pixel_limits(&passed, limits)).transpose()?;
+    let all = own.or(passed.unwrap_or_default());
+    pictures.iter_mut().for_each(|asked: &mut Asked| asked.pixels = asked.pixels.or(all));
     if pictures.len() > limits.pictures {
         let message = format!("{} pictures; a request may have {}", pictures.len(), limits.pictures);
         return Err(ApiError::invalid("messages", message));
@@ -129,7 +135,7 @@ fn calls(fields: &Fields, values: &mut usize) -> Result<Vec<Part>> {
     list.iter().enumerate().map(call).collect()
 }
 
-fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<Vec<Part>> {
+pub(crate) fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<Vec<Part>> {
     let path = fields.path("content");
     let parts = match fields.required("content", fields.get("content"))? {
         Value::String(text) => return Ok(vec![Part::Text { text: text.clone() }]),
@@ -144,15 +150,17 @@ fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<
         match part.required("type", part.str("type")?)? {
             "text" => Ok(Part::Text { text: part.required("text", part.str("text")?)?.to_owned() }),
             "image_url" => {
+                let mut pixels = pixel_limits(&part, limits)?;
                 let (path, url) = match part.get("image_url") {
                     Some(Value::String(url)) => (part.path("image_url"), url.as_str()), // as some clients send it
                     _ => {
                         let image = part.required("image_url", part.object("image_url")?)?;
+                        pixels = pixels.or(pixel_limits(&image, limits)?);
                         (image.path("url"), image.required("url", image.str("url")?)?)
                     }
                 };
                 let source = Source::read(&path, url, limits)?;
-                pictures.push((path, source));
+                pictures.push(Asked { param: path, source, pixels });
                 Ok(Part::Image)
             }
             other => {

@@ -6,16 +6,17 @@ use super::app::App;
 use super::calls::Reader;
 use super::error::ApiError;
 use super::grammar::{Biased, Grammar};
-use super::images::{Pictures, Source};
+use super::images::{Asked, Pictures, Source};
 use super::lanes::{self, Wanted};
 use super::request::{Chat, Raw, Tokenize, Wish};
 use super::worker::Job;
 use llguidance::Matcher;
 use qwen3_vl::batch::KeyedPrompt;
 use qwen3_vl::chat::{Message, Part};
+use qwen3_vl::media::PixelLimits;
 use qwen3_vl::preprocess::{ImagePlan, Picture, PictureHeader};
 use qwen3_vl::sampling::Constraint;
-use qwen3_vl::{ControlTokens, Prompt, Sampling};
+use qwen3_vl::{ControlTokens, LanguageModel, Prompt, Sampling, Visual};
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::mpsc::unbounded_channel;
@@ -44,8 +45,8 @@ pub(crate) struct Prepared {
     charge: Charge,
 }
 
-/// The files of a request's pictures, each with the path of its field.
-type Files = Vec<(Vec<u8>, String)>;
+/// The files of a request's pictures, each with the path of its field and the pixels that it is resized to.
+type Files = Vec<(Vec<u8>, String, PixelLimits)>;
 
 /// Prepares a conversation. All that its texts and the headers of its pictures tell is checked before a picture is decoded.
 pub(crate) async fn chat(app: &Arc<App>, chat: Chat, charge: Charge) -> Result<Prepared> {
@@ -55,11 +56,9 @@ pub(crate) async fn chat(app: &Arc<App>, chat: Chat, charge: Charge) -> Result<P
     if wish.rule.is_some() {
         charge.grow(GRAMMAR * (choices + 1))?;
     }
-    let limits = app.config.limits.clone();
     let names: Arc<[String]> = tools.names().map(str::to_owned).collect();
     let ((prompt, plans, files, (rules, reader)), mut charge) =
         outlined(app, messages, tools.definitions(), files, charge, move |app, prompt| {
-            room(app, prompt.ids.len(), &wish)?;
             let begins_in_thought = app.worker.model().processor.begins_in_thought(&prompt.ids);
             let rules = matchers(app, &wish, begins_in_thought, choices)?;
             Ok((rules, Reader::new(begins_in_thought, names)))
@@ -68,16 +67,7 @@ pub(crate) async fn chat(app: &Arc<App>, chat: Chat, charge: Charge) -> Result<P
     let patches: usize = plans.iter().map(|plan| plan.bytes).sum();
     let kept = patches + TOKEN * prompt.ids.len() * (choices + 1) + rules.len() * GRAMMAR;
     charge.grow(kept + plans.iter().map(|plan| plan.scratch).max().unwrap_or(0))?;
-    let same = Arc::clone(app);
-    let work = lanes::run(&app.lanes, charge, move |wanted, _| {
-        let (model, mut prompt) = (same.worker.model(), prompt);
-        for (file, param) in files {
-            wanted.check()?;
-            let picture = Picture::decode_while(&param, &file, limits.pixels, &|| wanted.is_so())?;
-            drop(file);
-            wanted.check()?;
-            prompt.patches.push(model.processor.image_patches(&param, picture)?);
-        }
+    let work = seen(app, prompt, files, charge, |model, prompt, wanted| {
         Ok(KeyedPrompt::new_while(model, prompt, &|| wanted.is_so())?)
     });
     let (prompt, mut charge) = work.await?;
@@ -102,19 +92,62 @@ fn matchers(app: &App, wish: &Wish, begins_in_thought: bool, answers: usize) -> 
     Ok(vec![matcher; answers])
 }
 
+/// A prompt with its pictures, for work that is no answer. `others` are bytes of the request that stay.
+pub(crate) async fn prompt(
+    app: &Arc<App>,
+    messages: Vec<Message>,
+    pictures: Pictures,
+    others: usize,
+    charge: Charge,
+) -> Result<(Prompt, Charge)> {
+    let (files, charge) = fetched(app, pictures, charge).await?;
+    let ((prompt, plans, files, ()), mut charge) =
+        outlined(app, messages, Vec::new(), files, charge, |_, _| Ok(())).await?;
+    let patches: usize = plans.iter().map(|plan| plan.bytes).sum();
+    let kept = patches + TOKEN * prompt.ids.len();
+    charge.grow(kept + plans.iter().map(|plan| plan.scratch).max().unwrap_or(0))?;
+    let (prompt, mut charge) = seen(app, prompt, files, charge, |_, prompt, _| Ok(prompt)).await?;
+    charge.shrink_to(kept + others);
+    Ok((prompt, charge))
+}
+
+/// Decodes a prompt's pictures, and makes `then` of it.
+async fn seen<T: Send + 'static>(
+    app: &Arc<App>,
+    mut prompt: Prompt,
+    files: Files,
+    charge: Charge,
+    then: impl FnOnce(&LanguageModel, Prompt, &Wanted) -> Result<T> + Send + 'static,
+) -> Result<(T, Charge)> {
+    let same = Arc::clone(app);
+    let work = lanes::run(&app.lanes, charge, move |wanted, _| {
+        let (model, limits) = (same.worker.model(), &same.config.limits);
+        for (file, name, pixels) in files {
+            wanted.check()?;
+            let picture = Picture::decode_while(&name, &file, limits.pixels, &|| wanted.is_so())?;
+            drop(file);
+            wanted.check()?;
+            let pictures = model.processor.seeing()?.within(pixels);
+            prompt.patches.push(pictures.patches(&Visual::Image { name, picture })?);
+        }
+        then(model, prompt, wanted)
+    });
+    work.await
+}
+
 /// The pictures' files. Each address is charged a whole body until its file is there.
 async fn fetched(app: &Arc<App>, pictures: Pictures, mut charge: Charge) -> Result<(Files, Charge)> {
     let mut files = Vec::with_capacity(pictures.len());
-    for (param, source) in pictures {
+    for Asked { param, source, pixels } in pictures {
         if let Source::Here(file) = source {
-            files.push((file, param));
+            files.push((file, param, pixels));
             continue;
         }
         charge.grow(app.config.limits.body)?;
         let most = app.config.limits.body;
         let same = Arc::clone(app);
         let (file, mut back) = lanes::aside(charge, move |wanted, _| {
-            Ok((source.fetch(&param, &same.config.limits, wanted)?, param))
+            Ok((source.fetch(&param, &same.config.limits, wanted)?, param, pixels))
         })
         .await?;
         back.give_back(most - file.0.len().min(most));
@@ -146,10 +179,10 @@ async fn outlined<T: Send + 'static>(
     let work = lanes::run(&app.lanes, charge, move |wanted, charge| {
         let (app, limits) = (&*same, &same.config.limits);
         let processor = &app.worker.model().processor;
-        let plan = |(file, param): &(Vec<u8>, String)| {
+        let plan = |(file, param, pixels): &(Vec<u8>, String, PixelLimits)| {
             wanted.check()?;
             let header = PictureHeader::read(param, file, limits.pixels)?;
-            Ok(processor.image_plan(param, header)?)
+            Ok(processor.seeing()?.within(*pixels).plan(param, header)?)
         };
         let plans = files.iter().map(plan).collect::<Result<Vec<_>>>()?;
         let tokens = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.tokens));
@@ -221,7 +254,6 @@ pub(crate) async fn raw(
         let one = |prompt| {
             let prompt = text(app, prompt, wanted)?;
             fits(app, "prompt", &prompt)?;
-            room(app, prompt.ids.len(), &wish)?;
             Ok(KeyedPrompt::new(app.worker.model(), prompt)?)
         };
         let prompts = prompts.into_iter().map(one).collect::<Result<Vec<_>>>()?;
@@ -293,18 +325,6 @@ fn fits(app: &App, param: &str, prompt: &Prompt) -> Result<()> {
     }
 }
 
-/// The room for an answer after a prompt of this many tokens, if it is as much as the request asks for.
-fn room(app: &App, tokens: usize, wish: &Wish) -> Result<usize> {
-    let room = app.config.limits.context - tokens;
-    match wish.max_tokens.filter(|&most| most > room) {
-        None => Ok(room),
-        Some(most) => Err(ApiError::too_long(
-            "max_tokens",
-            format!("max_tokens is {most}, and after the prompt's {tokens} tokens there is room for {room}"),
-        )),
-    }
-}
-
 fn too_long(app: &App, param: &str, found: &str) -> ApiError {
     let context = app.config.limits.context;
     let message = format!("the prompt has {found}; prompt and answer together may have {context}");
@@ -317,7 +337,8 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
     let (charge, mut rules) = (Arc::new(charge), rules.into_iter());
     let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
     for prompt in prompts {
-        let room = room(app, prompt.prompt().ids.len(), wish)?;
+        // more than there is room for is cut, as `generate` does; the answer then ends with "length"
+        let room = app.config.limits.context.saturating_sub(prompt.prompt().ids.len());
         for choice in 0..wish.choices {
             let sampling = &wish.options.sampling;
             let seed = sampling.seed.wrapping_add(choice as u64);
@@ -330,15 +351,23 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
                 false => Some(Box::new(Biased { bias: wish.bias.clone(), grammar }) as _),
             };
             let (events, receiver) = unbounded_channel();
+            let (sender, progress) = unbounded_channel();
+            let mut prompt = prompt.clone();
+            if wish.stream && wish.return_progress {
+                // a client that has left is noticed by its events
+                prompt = prompt.reporting(move |progress| {
+                    let _ = sender.send(progress);
+                });
+            }
             jobs.push(Job {
-                prompt: prompt.clone(),
+                prompt,
                 options,
                 logprobs: wish.logprobs,
                 constraint,
                 events,
                 charge: Some(Arc::clone(&charge)),
             });
-            receivers.push(receiver);
+            receivers.push((receiver, progress));
         }
     }
     app.worker.submit(jobs)?;

@@ -11,6 +11,7 @@ use qwen3_vl::LanguageModel;
 use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};
 use qwen3_vl::sampling::Sampler;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -79,6 +80,10 @@ impl Thread<'_> {
                 self.shared.metrics.queued.record(since.elapsed());
                 self.take(job);
             }
+            if let Some(task) = self.shared.task() {
+                // its client sees that nothing came of it
+                let _ = catch_unwind(AssertUnwindSafe(|| task(self.model)));
+            }
             // A bug in the computation of these answers is no reason to fail later ones.
             let metrics =
                 catch_unwind(AssertUnwindSafe(|| self.step())).unwrap_or_else(|_| self.restart_batch());
@@ -129,7 +134,14 @@ impl Thread<'_> {
             self.running.remove(&id);
             self.shared.metrics.left.add(1);
         }
-        let events = batch.step();
+        // A pass for nobody is ended. One that others share goes on, as it would have to be computed again.
+        let running = &self.running;
+        let events = batch.step_while(&mut || match !running.is_empty()
+            && running.values().all(|job| job.events.is_closed())
+        {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        });
         let (fault, metrics) = (batch.fault().cloned(), batch.metrics());
         if let Some(error) = fault {
             self.lose(&error.into());

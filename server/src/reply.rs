@@ -7,6 +7,7 @@ use super::error::ApiError;
 use super::form::{Form, data};
 use super::request::Wish;
 use qwen3_vl::StopReason;
+use qwen3_vl::batch::PromptProgress;
 use qwen3_vl::sampling::Logprobs;
 use qwen3_vl::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -74,6 +75,27 @@ impl Shape {
             if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" },
             choices,
         )
+    }
+
+    /// The progress of an answer's prompt, in the form of llama-server: a chunk without text.
+    fn progress(&self, index: usize, progress: &PromptProgress) -> String {
+        let mut choice = match self.kind {
+            Kind::Chat => json!({ "delta": {} }),
+            Kind::Text => json!({ "text": "" }),
+        };
+        (choice["index"], choice["logprobs"], choice["finish_reason"]) =
+            (index.into(), Value::Null, Value::Null);
+        let mut value = self.chunk(vec![choice]);
+        if self.include_usage {
+            value["usage"] = Value::Null;
+        }
+        value["prompt_progress"] = json!({
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.processed,
+            "time_ms": u64::try_from(progress.time.as_millis()).unwrap_or(u64::MAX),
+        });
+        data(&value)
     }
 
     /// A choice of a streamed chunk.
@@ -201,6 +223,7 @@ impl Form for Shape {
             self.sent.resize(index + 1, Sent::default());
         }
         let (deltas, token, reason) = match part {
+            Part::Prompt(progress) => return self.progress(index, &progress),
             Part::Token { id, deltas, logprobs } => (deltas, logprobs.map(|logprobs| (id, logprobs)), None),
             Part::Done { deltas, reason, spent } => {
                 self.sent[index].spent = spent;

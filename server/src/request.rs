@@ -6,7 +6,7 @@
 use super::app::Config;
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::images::{Pictures, Source};
+use super::images::{Asked, Pictures};
 use super::limits::Limits;
 use super::messages::messages;
 use super::refused;
@@ -46,6 +46,8 @@ pub(crate) struct Wish {
     pub bias: Vec<(u32, f32)>,
     pub stream: bool,
     pub include_usage: bool,
+    /// Whether a stream has the progress of the prompt.
+    pub return_progress: bool,
 }
 
 /// `/v1/chat/completions`
@@ -128,10 +130,10 @@ impl Parsed for Tokenize {
 }
 
 /// Bytes of a conversation, with what each of its allocations takes besides.
-fn bytes_of(messages: &[Message], pictures: &Pictures) -> usize {
+pub(crate) fn bytes_of(messages: &[Message], pictures: &Pictures) -> usize {
     const ALLOCATION: usize = 64;
     let message = |message: &Message| message.bytes() + (4 + message.content.len()) * ALLOCATION;
-    let file = |(param, source): &(String, Source)| source.bytes() + param.len() + 4 * ALLOCATION;
+    let file = |asked: &Asked| asked.source.bytes() + asked.param.len() + 4 * ALLOCATION;
     messages.iter().map(message).sum::<usize>() + pictures.iter().map(file).sum::<usize>()
 }
 
@@ -264,6 +266,7 @@ fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
         bias: bias(fields)?,
         stream,
         include_usage,
+        return_progress: fields.bool("return_progress")?.unwrap_or(false),
     })
 }
 

@@ -124,8 +124,13 @@ pub(crate) struct Shared {
     pub metrics: Metrics,
 }
 
+/// Work with a model that is no answer; dropped without being run once no replica can run it.
+pub(crate) type Task = Box<dyn FnOnce(&LanguageModel) + Send>;
+
 struct State {
     waiting: VecDeque<Waiting>,
+    /// Run by any replica, one between two steps of its batch.
+    tasks: VecDeque<Task>,
     replicas: Vec<Replica>,
     closed: bool,
 }
@@ -220,7 +225,7 @@ impl Shared {
     pub fn next(&self, index: usize, taken: usize, mut heavy: Weight) -> Option<Vec<Waiting>> {
         let mut state = self.state();
         loop {
-            let State { waiting, replicas, closed } = &mut *state;
+            let State { waiting, tasks, replicas, closed } = &mut *state;
             if replicas[index].is_lost() {
                 return None;
             }
@@ -245,7 +250,7 @@ impl Shared {
             if replicas[index].is_full() && !waiting.is_empty() {
                 self.changed.notify_all(); // others may take jobs queued for this one
             }
-            if taken > 0 || !jobs.is_empty() {
+            if taken > 0 || !jobs.is_empty() || !tasks.is_empty() {
                 return Some(jobs);
             }
             if *closed {
@@ -253,6 +258,11 @@ impl Shared {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The next task, which the caller runs.
+    pub fn task(&self) -> Option<Task> {
+        self.state().tasks.pop_front()
     }
 
     fn forget_left(&self, waiting: &mut VecDeque<Waiting>) {
@@ -281,6 +291,7 @@ impl Shared {
         replica.lost.get_or_insert_with(|| failure.to_string());
         if state.replicas.iter().all(Replica::is_lost) {
             self.health.send_replace(Health::Lost(failure.to_string()));
+            state.tasks.clear();
             for Waiting { job, .. } in state.waiting.drain(..) {
                 self.metrics.failed.add(1);
                 let _ = job.events.send(Event::Failed(failure.clone())); // the client may have disconnected
@@ -326,7 +337,8 @@ impl Worker {
             prefixes: Prefixes::default(),
             lost: None,
         });
-        let state = State { waiting: VecDeque::new(), replicas: standing.collect(), closed: false };
+        let (waiting, tasks) = (VecDeque::new(), VecDeque::new());
+        let state = State { waiting, tasks, replicas: standing.collect(), closed: false };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -374,11 +386,7 @@ impl Worker {
     /// [`Refused`].
     pub fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
         let mut state = self.shared.state();
-        match &*self.shared.health.borrow() {
-            Health::Up => {}
-            Health::Draining => return Err(Refused::Draining),
-            Health::Lost(reason) => return Err(Refused::Lost(reason.clone())),
-        }
+        self.is_up()?;
         let State { waiting, replicas, .. } = &mut *state;
         let limit = self.shared.limit;
         let is_full = |waiting: &VecDeque<Waiting>| {
@@ -408,6 +416,27 @@ impl Worker {
             let replica = balance::choose(&candidates).unwrap_or(0);
             waiting.push_back(Waiting { job, since, replica });
         }
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    fn is_up(&self) -> Result<(), Refused> {
+        match &*self.shared.health.borrow() {
+            Health::Up => Ok(()),
+            Health::Draining => Err(Refused::Draining),
+            Health::Lost(reason) => Err(Refused::Lost(reason.clone())),
+        }
+    }
+
+    /// Queues work with the model that is no answer. Running answers wait while it runs.
+    pub(crate) fn compute(&self, task: Task) -> Result<(), Refused> {
+        let mut state = self.shared.state();
+        self.is_up()?;
+        if state.tasks.len() >= self.shared.limit {
+            self.shared.metrics.refused.add(1);
+            return Err(Refused::QueueFull(state.tasks.len()));
+        }
+        state.tasks.push_back(task);
         self.shared.changed.notify_all();
         Ok(())
     }

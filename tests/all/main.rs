@@ -28,6 +28,7 @@ mod gguf_written;
 mod hostile_pictures;
 mod hostile_session;
 mod hostile_tokenizer;
+mod interrupted;
 mod layers;
 mod memory;
 mod memory_device;

@@ -144,7 +144,7 @@ fn malformed_headers_are_refused() {
         (format!(r#"{{"a":{}}}"#, entry("F32", "[0]", 0, 0)), 0, "a", "no elements"),
         (format!(r#"{{"a":{}}}"#, entry("F32", "[4294967296,4294967296]", 0, 0)), 0, "a", "overflows"),
         (format!(r#"{{"a":{}}}"#, entry("F32", "[-1]", 0, 4)), 4, "a", "malformed"),
-        (format!(r#"{{"a":{}}}"#, entry("F8_E4M3", "[4]", 0, 4)), 4, "a", "F8_E4M3"),
+        (format!(r#"{{"a":{}}}"#, entry("F8_E5M2", "[4]", 0, 4)), 4, "a", "F8_E5M2"),
         (r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}}"#.into(), 4, "a", "malformed"),
         (
             r#"{"a":{"dtype":"F32","dtype":"F16","shape":[1],"data_offsets":[0,4]}}"#.into(),

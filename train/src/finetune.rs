@@ -299,6 +299,7 @@ mod tests {
     use crate::model::Frozen;
     use crate::optimizer::Method;
     use pascaline::quant::Format;
+    use qwen3_vl::seam::is_of_layers;
     use std::path::Path;
 
     /// Adapters over the published 2B model in Q4_0, with a picture of 512 × 512 pixels and 512 tokens of text.
@@ -316,7 +317,7 @@ mod tests {
         let storage = Frozen::Quantized(Format::Q4_0);
         let shapes = config.tensors();
         let weights = shapes.iter().map(|(name, shape)| storage.bytes(name, shape).unwrap()).sum();
-        let of_layers = shapes.iter().filter(|(name, shape)| name.contains(".layers.") && shape.len() == 2);
+        let of_layers = shapes.iter().filter(|(name, shape)| is_of_layers(name) && shape.len() == 2);
         let trained = of_layers.map(|(_, shape)| 16 * shape.iter().sum::<usize>()).sum();
         let moments = Method::default().bytes(trained);
         let planned = |checkpoint_layers| {

@@ -1,7 +1,7 @@
-//! Training of Qwen3-VL: gradients by a tape, optimisers, adapters. It launches no kernel: gradients and steps are ops of the library.
+//! Training of Qwen3-VL and Qwen3: gradients by a tape, optimisers, adapters. It launches no kernel: gradients and steps are ops of the library.
 //!
 //! Read in this order: [`tape`] records what was computed and runs it backwards, [`functions`] are the ops on it,
-//! [`parameters`] are what is trained, [`model`] and [`vision`] are Qwen3-VL's forward pass over the tape, [`lora`] adds adapters to
+//! [`parameters`] are what is trained, [`model`] has the loss of a model whose own forward pass the tape records, [`lora`] adds adapters to
 //! its linear maps, [`quantize_aware`](mod@quantize_aware) rounds weights as files will hold them, [`optimizer`] makes steps, [`data`] reads conversations and [`finetune`] learns from them, and [`reference`](mod@reference) compares all of it with another implementation's results.
 //!
 //! ```
@@ -29,6 +29,7 @@ pub mod fingerprint;
 pub mod functions;
 pub mod lora;
 pub mod model;
+mod modules;
 pub mod optimizer;
 pub mod parameters;
 pub mod quantize_aware;
@@ -36,7 +37,7 @@ pub mod reference;
 pub mod shapes;
 pub mod state;
 pub mod tape;
-pub mod vision;
+mod values;
 
 pub use lora::Lora;
 pub use model::{Example, Model};

@@ -4,6 +4,7 @@ use crate::files;
 use crate::parameters::Parameters;
 use pascaline::{DType, Device, Error, Result, Tensor};
 use qwen3_vl::adapter::{ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_TENSORS};
+pub use qwen3_vl::seam::is_of_vision;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -50,11 +51,6 @@ impl LoraOptions {
         let is_target = self.targets.iter().any(|target| target == last);
         (is_target && (self.vision || !is_of_vision(name))).then_some((name, [n, k]))
     }
-}
-
-/// Whether a module or tensor of this name belongs to the vision tower.
-pub fn is_of_vision(name: &str) -> bool {
-    name.starts_with("model.visual.")
 }
 
 impl Lora {

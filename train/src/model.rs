@@ -1,26 +1,27 @@
-//! Qwen3-VL's loss over a tape, in f32, with the parameters of a checkpoint under their published names.
+//! A model's loss over a tape, in f32, with the parameters of a checkpoint under their published names.
 //!
-//! It computes what the `qwen3_vl` crate's modules compute. Those are made for inference: projections are stacked, keys and values go
-//! to a cache, and what a gradient needs is not kept.
+//! The forward pass is the model's own, recorded: `modules.rs` has its modules over the tape. Here are the parameters as it
+//! has them, the examples, and the loss.
 
 use crate::files;
-use crate::functions::{
-    adapted, add, add_rows, attention, cross_entropy, embedding, fake_quantize, fake_quantize_learned,
-    linear, quantized_linear, replace_rows, reshape, rms_norm, rope, scale, silu_mul,
-};
-use crate::lora::{Adapter, Lora, is_of_vision};
+use crate::functions::{cross_entropy, embedding};
+use crate::lora::Lora;
+use crate::modules::{Place, Recording, Specs, Taped};
 use crate::parameters::Parameters;
 use crate::quantize_aware::{Learned, QuantizeAware};
 use crate::tape::{Tape, Var};
-use crate::vision;
+use crate::values::Values;
 use pascaline::nn::Matrix;
-use pascaline::ops::{self, Attention};
+use pascaline::ops;
 use pascaline::quant::{Format, QuantTensor};
 use pascaline::{DType, Device, Error, Result, Tensor};
 use qwen3_vl::config::{Config, VisionConfig, seeing};
+use qwen3_vl::forward::{self, ImageRun, Images};
 use qwen3_vl::gguf::{PlannedTensor, encode};
 use qwen3_vl::positions::{positions, text_rope};
 use qwen3_vl::preprocess::Patches;
+use qwen3_vl::seam::is_of_layers;
+use qwen3_vl::vision::{VisionModules, position_table};
 use qwen3_vl::weights::Weights;
 use std::ops::Range;
 use std::path::Path;
@@ -72,8 +73,7 @@ pub enum Frozen {
 impl Frozen {
     /// Whether the tensor of this published name and shape is quantised.
     fn quantizes(self, name: &str, shape: &[usize]) -> bool {
-        let of_layers = !is_of_vision(name) && name.contains(".layers.") && shape.len() == 2;
-        matches!(self, Self::Quantized(_)) && of_layers
+        matches!(self, Self::Quantized(_)) && is_of_layers(name) && shape.len() == 2
     }
 
     /// Bytes of a tensor of this published name and shape.
@@ -193,6 +193,8 @@ impl Model {
     pub fn randomize(&mut self, seed: u64) -> Result<()> {
         let names: Vec<String> =
             self.parameters.iter().map(|parameter| parameter.name().to_owned()).collect();
+        let mut tables = vec![self.config.embedding()];
+        tables.extend(seeing(&self.config).map(|seeing| position_table(&seeing.tower).name));
         for (number, name) in names.iter().enumerate() {
             let value = self.parameters.get(number).value();
             let (shape, device) = (value.shape().clone(), value.device());
@@ -200,7 +202,7 @@ impl Model {
                 [_] if name.ends_with(".bias") => Tensor::zeros(shape, DType::F32, &device),
                 [_] => Tensor::ones(shape, DType::F32, &device),
                 _ => {
-                    let is_embedding = *name == self.config.embedding() || name == vision::POSITIONS;
+                    let is_embedding = tables.contains(name);
                     let deviation =
                         if is_embedding { 0.02 } else { 1.0 / (value.shape().rows_cols().1 as f32).sqrt() };
                     let seed = seed.wrapping_add(number as u64);
@@ -269,9 +271,8 @@ impl Model {
         let rows: Vec<u32> = targets.iter().map(|&target| target as u32 - 1).collect();
         let labels: Vec<u32> = targets.iter().map(|&target| ids[target]).collect();
         let learned = embedding(tape, &hidden, &Tensor::from_slice(&rows, [rows.len()], &self.device)?)?;
-        let norm = self.parameter(tape, &self.config.text_name("norm.weight"))?;
-        let learned = rms_norm(tape, &learned, &norm, self.config.text.rms_norm_eps)?;
-        let head = self.parameter(tape, &self.config.output())?;
+        let learned = forward::Run::norm(&mut self.recording(tape), &self.config.norm(), &learned)?;
+        let head = self.values().parameter(tape, &self.config.output())?;
         Ok((learned, head, labels))
     }
 
@@ -301,33 +302,26 @@ impl Model {
         let tables = text_rope(text, axes);
         let table =
             |values: &[f32]| Tensor::from_slice(values, [axes.len(), text.head_dim / 2], &self.device);
-        let rope = [table(&tables.cos)?, table(&tables.sin)?];
-        let seen = runs
-            .iter()
-            .map(|run| vision::forward(self, tape, run.patches, run.group))
-            .collect::<Result<Vec<_>>>()?;
-
-        let embeddings = self.parameter(tape, &self.config.embedding())?;
-        let mut h = embedding(tape, &embeddings, &Tensor::from_slice(ids, [ids.len()], &self.device)?)?;
-        for (run, seen) in runs.iter().zip(&seen) {
-            h = replace_rows(tape, &h, &seen.embeddings, run.rows.start)?;
-        }
-        for index in 0..text.num_hidden_layers {
-            let layer = Layer::new(self, tape, index)?;
-            h = match self.checkpoint_layers {
-                false => layer.forward(tape, &h, &rope, sequences)?,
-                true => {
-                    let (input, rope, sequences) = (h.clone(), rope.clone(), sequences.to_vec());
-                    tape.checkpoint(move |tape| layer.forward(tape, &input, &rope, &sequences))?
-                }
-            };
-            for (run, seen) in runs.iter().zip(&seen) {
-                if let Some(features) = seen.deepstack.get(index) {
-                    h = add_rows(tape, &h, features, run.rows.start)?;
-                }
+        let place =
+            Place { angles: [table(&tables.cos)?, table(&tables.sin)?], sequences: sequences.to_vec() };
+        let (mut outputs, mut image_runs) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
+        if !runs.is_empty() {
+            let tower = VisionModules::<Taped>::load(&mut Specs, self.tower()?)?;
+            let mut recording = self.recording(tape);
+            for (output, Run { patches, group, rows }) in runs.iter().enumerate() {
+                let group = tower.begin(&mut recording, patches, *group, &self.device)?;
+                outputs.push(tower.finish(&mut recording, group)?);
+                image_runs.push(ImageRun { start: rows.start, len: rows.len(), output, row: 0 });
             }
         }
-        Ok(h)
+        let images = Images { outputs: &outputs, runs: &image_runs };
+
+        let embeddings = self.values().parameter(tape, &self.config.embedding())?;
+        let tokens = embedding(tape, &embeddings, &Tensor::from_slice(ids, [ids.len()], &self.device)?)?;
+        let layers: Vec<_> = (0..text.num_hidden_layers).map(|layer| self.config.block(layer)).collect();
+        let mut recording = self.recording(tape);
+        let h = forward::embed(&mut recording, tokens, images)?;
+        forward::decode(&mut recording, &layers, 0..layers.len(), h, &place, images, &mut |_, _| Ok(()))
     }
 
     /// The values of a parameter as the forward pass has them.
@@ -335,7 +329,7 @@ impl Model {
     /// # Errors
     /// [`Error::Unsupported`] if there is none of this name, or a device error.
     pub fn seen(&self, name: &str) -> Result<Tensor> {
-        Ok(self.parameter(&mut Tape::silent(), name)?.value().clone())
+        Ok(self.values().parameter(&mut Tape::silent(), name)?.value().clone())
     }
 
     /// A tensor's bytes in a file of the plan that the model is trained for: the values that [`seen`](Self::seen) gives, bit for bit.
@@ -343,7 +337,7 @@ impl Model {
     /// # Errors
     /// [`Error::Unsupported`] if there is none of this name or for values beyond f16's range, or a device error.
     pub fn encoded(&self, tensor: &PlannedTensor) -> Result<Vec<u8>> {
-        let whole = self.whole(&mut Tape::silent(), &tensor.published)?;
+        let whole = self.values().whole(&mut Tape::silent(), &tensor.published)?;
         if let Some(learned) = self.quantize_aware.learned(&tensor.published) {
             let scales = learned.scales(self.parameters.get(learned.factors).value())?;
             return ops::quantize_scaled(whole.value(), &scales, learned.format)?.to_gguf_bytes();
@@ -358,10 +352,10 @@ impl Model {
     pub fn learn_scales(&mut self) -> Result<()> {
         for (name, format) in self.quantize_aware.scaled() {
             let is_trained = self.parameters.get(self.parameters.required(&name)?).is_trained();
-            if !is_trained && self.adapter_of(&name).is_none() {
+            if !is_trained && self.values().adapter_of(&name).is_none() {
                 continue;
             }
-            let first = Learned::first(self.whole(&mut Tape::silent(), &name)?.value(), format)?;
+            let first = Learned::first(self.values().whole(&mut Tape::silent(), &name)?.value(), format)?;
             // of one dimension, so that they do not decay
             let factors = Tensor::ones([first.shape().elements()], DType::F32, &self.device)?;
             let factors = self.parameters.add(format!("{name}.scale_factors"), factors, true)?;
@@ -370,52 +364,15 @@ impl Model {
         Ok(())
     }
 
-    /// A parameter by its name, as the forward pass has it.
-    pub(crate) fn parameter(&self, tape: &mut Tape, name: &str) -> Result<Var> {
-        let whole = self.whole(tape, name)?;
-        match (self.quantize_aware.learned(name), self.quantize_aware.ty(name)) {
-            (Some(learned), _) => {
-                let factors = tape.parameter(&self.parameters, learned.factors);
-                fake_quantize_learned(tape, &whole, &factors, learned)
-            }
-            (None, Some(ty)) => fake_quantize(tape, &whole, ty),
-            (None, None) => Ok(whole),
-        }
+    /// The parameters as the forward pass has them.
+    fn values(&self) -> Values<'_> {
+        let Self { parameters, lora, quantize_aware, device, .. } = self;
+        Values { parameters, lora, quantize_aware, device }
     }
 
-    /// A parameter before it is rounded. Where weights are rounded, adapters are merged with theirs, as in the files.
-    fn whole(&self, tape: &mut Tape, name: &str) -> Result<Var> {
-        let weight = tape.parameter(&self.parameters, self.parameters.required(name)?);
-        match self.adapter_of(name) {
-            Some(adapter) if !self.quantize_aware.is_empty() => {
-                let [a, b] = [adapter.a, adapter.b].map(|number| tape.parameter(&self.parameters, number));
-                adapted(tape, &weight, [&a, &b], self.lora.scale())
-            }
-            _ => Ok(weight),
-        }
-    }
-
-    /// The adapter of a linear map's weight.
-    fn adapter_of(&self, name: &str) -> Option<Adapter> {
-        self.lora.adapter(name.strip_suffix(".weight")?)
-    }
-
-    /// A linear map, with its adapter if it has one. `name` is the module's.
-    pub(crate) fn linear(&self, tape: &mut Tape, name: &str, has_bias: bool) -> Result<Map> {
-        let weight = match self.parameters.quantized(&format!("{name}.weight")) {
-            Some(matrix) => Weight::Quantized(matrix.clone()),
-            None => Weight::Plain(self.parameter(tape, &format!("{name}.weight"))?),
-        };
-        let bias = match has_bias {
-            true => Some(self.parameter(tape, &format!("{name}.bias"))?),
-            false => None,
-        };
-        let beside = self.lora.adapter(name).filter(|_| self.quantize_aware.is_empty());
-        let adapter = beside.map(|adapter| {
-            let [a, b] = [adapter.a, adapter.b].map(|number| tape.parameter(&self.parameters, number));
-            (a, b, self.lora.scale())
-        });
-        Ok(Map { weight, bias, adapter })
+    /// A pass that is recorded.
+    fn recording<'a>(&'a self, tape: &'a mut Tape) -> Recording<'a> {
+        Recording { values: self.values(), tape, checkpoint_layers: self.checkpoint_layers }
     }
 }
 
@@ -457,104 +414,5 @@ fn targets(examples: &[Example]) -> Result<Vec<usize>> {
                 reason,
             })
         }
-    }
-}
-
-#[derive(Clone)]
-enum Weight {
-    Plain(Var),
-    Quantized(QuantTensor),
-}
-
-/// A linear map on a tape.
-#[derive(Clone)]
-pub(crate) struct Map {
-    weight: Weight,
-    bias: Option<Var>,
-    /// A, B and the factor of B·A.
-    adapter: Option<(Var, Var, f32)>,
-}
-
-impl Map {
-    pub fn forward(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
-        let y = match &self.weight {
-            Weight::Plain(weight) => linear(tape, x, weight, self.bias.as_ref())?,
-            Weight::Quantized(weight) => quantized_linear(tape, x, weight, self.bias.as_ref())?,
-        };
-        let Some((a, b, factor)) = &self.adapter else { return Ok(y) };
-        let low = linear(tape, x, a, None)?;
-        let low = scale(tape, &low, *factor)?;
-        let change = linear(tape, &low, b, None)?;
-        add(tape, &y, &change)
-    }
-}
-
-/// The parameters of a decoder layer, on a tape.
-struct Layer {
-    heads: [usize; 2],
-    head_dim: usize,
-    eps: f32,
-    norms: [Var; 2],
-    head_norms: [Var; 2],
-    qkvo: [Map; 4],
-    gate_up_down: [Map; 3],
-}
-
-impl Layer {
-    fn new(model: &Model, tape: &mut Tape, index: usize) -> Result<Self> {
-        let text = &model.config.text;
-        let name = |part: &str| model.config.text_name(&format!("layers.{index}.{part}"));
-        let mut norm = |part: &str| model.parameter(tape, &name(&format!("{part}.weight")));
-        let norms = [norm("input_layernorm")?, norm("post_attention_layernorm")?];
-        let head_norms = [norm("self_attn.q_norm")?, norm("self_attn.k_norm")?];
-        let mut map = |part: &str| model.linear(tape, &name(part), false);
-        Ok(Self {
-            heads: [text.num_attention_heads, text.num_key_value_heads],
-            head_dim: text.head_dim,
-            eps: text.rms_norm_eps,
-            norms,
-            head_norms,
-            qkvo: [
-                map("self_attn.q_proj")?,
-                map("self_attn.k_proj")?,
-                map("self_attn.v_proj")?,
-                map("self_attn.o_proj")?,
-            ],
-            gate_up_down: [map("mlp.gate_proj")?, map("mlp.up_proj")?, map("mlp.down_proj")?],
-        })
-    }
-
-    /// x: [tokens, hidden] → [tokens, hidden]
-    fn forward(
-        &self,
-        tape: &mut Tape,
-        x: &Var,
-        angles: &[Tensor; 2],
-        sequences: &[Range<usize>],
-    ) -> Result<Var> {
-        let (tokens, [q_heads, kv_heads]) = (x.value().dims()[0], self.heads);
-        let [wq, wk, wv, wo] = &self.qkvo;
-        let normed = rms_norm(tape, x, &self.norms[0], self.eps)?;
-        let project = |tape: &mut Tape, map: &Map, heads: usize| {
-            let y = map.forward(tape, &normed)?;
-            reshape(tape, &y, [tokens, heads, self.head_dim])
-        };
-        let (q, k, v) =
-            (project(tape, wq, q_heads)?, project(tape, wk, kv_heads)?, project(tape, wv, kv_heads)?);
-        let q = rms_norm(tape, &q, &self.head_norms[0], self.eps)?;
-        let k = rms_norm(tape, &k, &self.head_norms[1], self.eps)?;
-        let (q, k) = (rope(tape, &q, angles)?, rope(tape, &k, angles)?);
-        let causal = Attention { causal: true, ..Attention::default() };
-        let attended = attention(tape, [&q, &k, &v], sequences, causal)?;
-        let attended = reshape(tape, &attended, [tokens, q_heads * self.head_dim])?;
-        let attended = wo.forward(tape, &attended)?;
-        let x = add(tape, x, &attended)?;
-
-        let [gate, up, down] = &self.gate_up_down;
-        let normed = rms_norm(tape, &x, &self.norms[1], self.eps)?;
-        let (gate, up) = (gate.forward(tape, &normed)?, up.forward(tape, &normed)?);
-        let gated = silu_mul(tape, &gate, &up)?;
-        let y = down.forward(tape, &gated)?;
-        add(tape, &x, &y)
     }
 }

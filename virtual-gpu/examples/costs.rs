@@ -5,22 +5,11 @@
 use std::error::Error;
 
 use pascaline_virtual_gpu::{
-    Card, Checks, Class, Config, Counters, GTX1080, Gpu, LAUNCH_SECONDS, Launch, LaunchReport, Module, P40,
-    Traffic, estimate,
+    Card, Checks, Class, Config, Counters, GTX1080, GTX1080TI, Gpu, LAUNCH_SECONDS, Launch, LaunchReport,
+    Module, P40, Traffic, estimate,
 };
 
-/// The card of two of the figures, and the slice of a TITAN X that was simulated.
-static GTX1080TI: Card = Card {
-    name: "GeForce GTX 1080 Ti",
-    id: "gtx1080ti",
-    sms: 28,
-    boost_mhz: 1582,
-    bandwidth: 484.0,
-    memory: 11 << 30,
-    l2_bytes: 2816 << 10,
-    bus_bits: 352,
-    memory_mhz: 5505,
-};
+/// The slice of a TITAN X that was simulated.
 static TWO_SMS: Card = Card { name: "2 SMs of a TITAN X", id: "slice", sms: 2, bandwidth: 34.3, ..GTX1080TI };
 
 /// Runs one of the project's matmul kernels on m × n × k and returns its report.

@@ -1,4 +1,7 @@
 //! The Pascal cards that the virtual device can simulate.
+//!
+//! Figures of the GTX 1070 and 1080 Ti: NVIDIA's product pages (boost clock, memory, its speed and width) and its GP104 and GP102
+//! whitepapers (multiprocessors, L2).
 
 /// A card's published figures, at boost clock.
 #[derive(Debug, PartialEq)]
@@ -52,6 +55,17 @@ pub static GTX1060: Card = Card {
     bus_bits: 192,
     memory_mhz: 4004,
 };
+pub static GTX1070: Card = Card {
+    name: "GeForce GTX 1070",
+    id: "gtx1070",
+    sms: 15,
+    boost_mhz: 1683,
+    bandwidth: 256.0,
+    memory: 8 << 30,
+    l2_bytes: 2 << 20,
+    bus_bits: 256,
+    memory_mhz: 4004,
+};
 pub static GTX1080: Card = Card {
     name: "GeForce GTX 1080",
     id: "gtx1080",
@@ -62,6 +76,17 @@ pub static GTX1080: Card = Card {
     l2_bytes: 2 << 20,
     bus_bits: 256,
     memory_mhz: 5005,
+};
+pub static GTX1080TI: Card = Card {
+    name: "GeForce GTX 1080 Ti",
+    id: "gtx1080ti",
+    sms: 28,
+    boost_mhz: 1582,
+    bandwidth: 484.0,
+    memory: 11 << 30,
+    l2_bytes: 2816 << 10,
+    bus_bits: 352,
+    memory_mhz: 5505,
 };
 pub static P4: Card = Card {
     name: "Tesla P4",
@@ -87,10 +112,14 @@ pub static P40: Card = Card {
 };
 
 impl Card {
+    /// The cards that estimates and tables are made for: one for each size of memory and chip.
     pub const ALL: [&'static Card; 6] = [&MX330, &GTX1050TI, &GTX1060, &GTX1080, &P4, &P40];
+    /// All cards that have a name.
+    pub const KNOWN: [&'static Card; 8] =
+        [&MX330, &GTX1050TI, &GTX1060, &GTX1070, &GTX1080, &GTX1080TI, &P4, &P40];
 
     pub fn by_name(id: &str) -> Option<&'static Card> {
-        Self::ALL.into_iter().find(|c| c.id == id)
+        Self::KNOWN.into_iter().find(|c| c.id == id)
     }
 
     /// FP32 operations per second at boost clock, an FFMA counted as two.

@@ -25,7 +25,7 @@ impl Checks {
 ///
 /// | variable | values | default |
 /// |---|---|---|
-/// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1060`, `gtx1080`, `p4`, `p40` | `gtx1080` |
+/// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1060`, `gtx1070`, `gtx1080`, `gtx1080ti`, `p4`, `p40` | `gtx1080` |
 /// | `PASCALINE_VIRTUAL_DEVICES` | names of cards, separated by commas: one device for each | one, of `CARD` |
 /// | `PASCALINE_VIRTUAL_PEERS` | `1` or `0`: devices may reach each other's memory | `1` |
 /// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence` | `all` |

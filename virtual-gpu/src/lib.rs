@@ -30,7 +30,7 @@ mod ptx;
 mod reports;
 
 pub use api::{InUse, configure, restart, symbol, symbols, take_peak_memory};
-pub use card::{Card, GTX1050TI, GTX1060, GTX1080, MX330, P4, P40};
+pub use card::{Card, GTX1050TI, GTX1060, GTX1070, GTX1080, GTX1080TI, MX330, P4, P40};
 pub use config::{Checks, Config};
 pub use cost::{Bound, Estimate, GRAPH_LAUNCH_SECONDS, LAUNCH_SECONDS, estimate};
 pub use counters::{Class, Counters, Traffic};

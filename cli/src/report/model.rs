@@ -141,7 +141,7 @@ fn all(
     let config = changed(&at.join("config.json"), fields)?;
     let (begun, part) = (Instant::now(), time.until(MODEL_FILES));
     let what = format!("a model of random weights in {}", mix.name());
-    let (file, parameters) = write_gguf(at, at, &config, mix, true, |bytes| {
+    let (file, parameters) = write_gguf(at, at, &config, mix, true, |bytes, _| {
         screen.doing(&format!("writing {what}: {}", format_bytes(bytes as usize)));
         if part.is_over() { Err(no_time()) } else { Ok(()) }
     })?;
@@ -151,7 +151,7 @@ fn all(
     screen.doing(&format!("loading {what}"));
     let quiet = Output::silent();
     let arguments = ModelArgs::new(file, DeviceArg::default(), LoadArgs::default());
-    let opened = arguments.open(&quiet)?;
+    let opened = arguments.open(device, &quiet)?;
     let (visuals, question) = ([picture(if is_virtual() { 64 } else { 512 })], question());
     let messages = [user_turn(&visuals, &question)];
     let work = Work {

@@ -240,12 +240,14 @@ fn nonsense_is_a_usage_error() {
         &["validate", "--device", "cuda:x"],
         &["bench", "--against", "mkl"],
         &["frobnicate"],
-        &[],
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
         assert!(stdout(&output).is_empty() && !stderr(&output).is_empty());
     }
+    let alone = run(&[]);
+    assert_eq!(alone.status.code(), Some(0), "{}", stderr(&alone));
+    assert!(stdout(&alone).contains("Usage: pascaline"), "the help: {}", stdout(&alone));
     assert!(stderr(&run(&["bench", "--device", "gpu"])).contains("use auto, cpu, cuda, cuda:N or virtual"));
 }
 

@@ -313,6 +313,27 @@ fn listing(folder: &Path) -> String {
 }
 
 #[test]
+fn media_fit_plans_without_weights() {
+    let gguf = Path::new(TINY).join("../../qwen3-vl-gguf");
+    for (folder, weights, name) in [
+        (Path::new(TINY), "model.safetensors", "someone/model"),
+        (gguf.as_path(), "model-Q8_0.gguf", "someone/model:Q8_0"),
+    ] {
+        let hub = TestHub::new(folder, Faults::default());
+        let plan = |model: &str| {
+            let output = hub.with(&["fit", model, "--card", "mx330", "--json", "-q"], &[]);
+            assert_eq!(output.status.code(), Some(0), "{model}: {}", stderr(&output));
+            stdout(&output)
+        };
+        let local = if weights.ends_with("gguf") { folder.join(weights) } else { folder.to_owned() };
+        assert_eq!(plan(name), plan(local.to_str().expect("a path")));
+        let asked = hub.requests();
+        assert!(asked.iter().all(|(path, _)| !path.contains("safetensors")), "{asked:?}");
+        assert!(hub.blobs().iter().all(|blob| !blob.contains(weights)), "{:?}", hub.blobs());
+    }
+}
+
+#[test]
 fn a_model_is_fetched_once_and_answers() {
     let hub = TestHub::new(Path::new(TINY), Faults::default());
     let arguments = ["--prompt", "What is it?", "--device", "cpu", "--greedy", "--max-new-tokens", "3"];

@@ -4,10 +4,12 @@ mod common;
 
 mod cli;
 mod devices;
+mod embed;
 mod finetune;
 mod fit;
 mod gguf_cli;
 mod hub;
+mod media;
 mod outputs;
 mod profile;
 mod qwen3_vl_cli;

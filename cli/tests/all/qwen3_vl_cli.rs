@@ -179,12 +179,22 @@ fn more_tokens_than_the_context_has_are_cut() {
         assert_ne!(changed, config);
         fs::write(file, changed).unwrap();
     });
-    let ask = |prompt: &str| run("generate", &short, &["--prompt", prompt, "--ignore-eos", "--json"]);
+    let ask = |prompt: &str| {
+        let limit = ["--max-new-tokens", "512"];
+        run("generate", &short, &[&["--prompt", prompt, "--ignore-eos", "--json"], &limit[..]].concat())
+    };
+    let unlimited = run("generate", &short, &["--prompt", "Hello?", "--ignore-eos", "--json"]);
     let output = ask("Hello?");
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     let room = 40 - json["prompt_ids"].as_array().unwrap().len();
     assert_eq!(json["generated_ids"].as_array().unwrap().len(), room);
     assert_eq!(json["stop_reason"], "context_full");
+    let found: Value = serde_json::from_slice(&unlimited.stdout).unwrap();
+    assert_eq!(found["generated_ids"], json["generated_ids"], "without a limit only the context ends it");
+    let in_words = run("generate", &short, &["--prompt", "Hello?", "--ignore-eos"]);
+    let said = text(&in_words.stderr);
+    assert!(said.contains("prompt and answer fill the model's context of 40"), "{said}");
+    assert!(!said.contains("--max-new-tokens"), "{said}");
     let said = text(&output.stderr);
     assert!(
         said.contains(&format!("--max-new-tokens 512 is cut to {room}: the model's context of 40")),

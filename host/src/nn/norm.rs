@@ -94,11 +94,6 @@ impl LayerNorm {
         ops::layer_norm(x, &self.weight, &self.bias, self.eps)
     }
 
-    /// A copy with its weights on another device.
-    pub fn to_device(&self, device: &Device) -> Result<Self> {
-        self.map(&mut |tensor| tensor.to_device(device))
-    }
-
     /// As [`Linear::map`](super::Linear::map).
     pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
         Ok(Self { weight: f(&self.weight)?, bias: f(&self.bias)?, eps: self.eps })
@@ -133,6 +128,11 @@ impl Norm {
             Self::Rms(norm) => norm.forward(x),
             Self::Layer(norm) => norm.forward(x),
         }
+    }
+
+    /// A copy with its weights on another device.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        self.map(&mut |tensor| tensor.to_device(device))
     }
 
     /// As [`Linear::map`](super::Linear::map).

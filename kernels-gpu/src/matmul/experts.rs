@@ -1,6 +1,6 @@
 //! Grouped products: y[r] = x[r] · w[e]ᵀ, where row r is one of expert e's.   y: [rows, n], x: [rows, k], w: [experts · n, k].
 //!
-//! Idea: the bodies of [`regtile`](super::regtile) and [`vector`](super::vector), with operands that a block finds itself: a slot of
+//! Idea: the bodies of [`regtile`] and [`vector`], with operands that a block finds itself: a slot of
 //! the grid has a tile of one expert's rows (see [`experts`](crate::experts)), or one row.
 //!
 //! | kernel                    | a block computes    | when                                        |

@@ -24,10 +24,10 @@ mod pages;
 mod prefix;
 mod sequence;
 
-use crate::generate::{Options, Output, StopReason};
 use crate::model::LanguageModel;
 use crate::pass::{BatchLogits, Last, Part, Passes, Row, Work, pages_of};
 use crate::processor::Prompt;
+use crate::request::{Accepted, Options, Output, StopReason};
 use crate::sampling::{Logprobs, Sampler, checked};
 use budget::Budget;
 use images::Images;
@@ -39,11 +39,12 @@ use pascaline::{Device, Error, Result};
 use rayon::prelude::*;
 use sequence::{Sequence, VisionWork};
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 pub use crate::options::BatchOptions;
 pub use pascaline::ops::PAGE;
-pub use prefix::{KeyedPrompt, Prefixes};
+pub use prefix::{KeyedPrompt, Prefixes, PromptProgress};
 pub use sequence::RequestId;
 
 impl BatchOptions {
@@ -281,18 +282,25 @@ impl<'m> Batch<'m> {
     /// Admits new requests and computes one pass for all running ones. Errors are returned as events of the requests that
     /// they end.
     pub fn step(&mut self) -> Vec<Event> {
+        self.step_while(&mut || ControlFlow::Continue(()))
+    }
+
+    /// As [`step`](Self::step). `go_on` is called before each layer of a pass that has parts of prompts, and ends the pass: then no
+    /// request has advanced, and the next step computes it again.
+    pub fn step_while(&mut self, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Vec<Event> {
         let mut events = Vec::new();
         if self.lost.is_none() {
             self.make_room();
             let begin = Instant::now();
-            let (parts, seen) = self.take_prompts(&mut events);
+            let (parts, seen) = self.take_prompts(go_on, &mut events);
             let looked = begin.elapsed();
             let last: Vec<usize> = (0..self.running.len()).filter(|&i| self.running[i].decodes()).collect();
             if self.lost.is_none() && !(last.is_empty() && parts.is_empty()) {
                 self.pacers.iter_mut().for_each(Pacer::pace);
                 let begin = Instant::now();
-                match self.pass(&last, &parts) {
-                    Ok(tokens) => {
+                match self.pass(&last, &parts, go_on) {
+                    Ok(None) => {}
+                    Ok(Some(tokens)) => {
                         match seen {
                             Some(patches) if !last.is_empty() => {
                                 self.budget.record_vision(patches, looked + begin.elapsed());
@@ -341,7 +349,11 @@ impl<'m> Batch<'m> {
 
     /// Chooses the prompt parts of this step, and admits requests for it. Returns (index of the running request, number of
     /// tokens) for each, and how many patches times blocks went through the vision tower, if any.
-    fn take_prompts(&mut self, events: &mut Vec<Event>) -> (Vec<(usize, usize)>, Option<usize>) {
+    fn take_prompts(
+        &mut self,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+        events: &mut Vec<Event>,
+    ) -> (Vec<(usize, usize)>, Option<usize>) {
         let answers = self.running.iter().filter(|sequence| sequence.decodes()).count();
         let without_answer = self.running.len() - answers + self.waiting.len();
         let mut room = match answers {
@@ -350,7 +362,7 @@ impl<'m> Batch<'m> {
             _ => self.budget.tokens(answers),
         };
         let most = if answers > 0 { self.budget.patches() } else { usize::MAX };
-        let mut vision = VisionWork { most, passed: None };
+        let mut vision = VisionWork { most, passed: None, go_on };
         let (mut parts, mut i) = (Vec::new(), 0);
         while room > 0 && self.lost.is_none() {
             if i == self.running.len() && !self.admit(events) {
@@ -388,7 +400,7 @@ impl<'m> Batch<'m> {
         // a spare page for each running request, or else this one would soon be preempted
         match sequence.admit(&mut self.pages, self.running.len()) {
             Some(shared) => {
-                self.counted.prompt_tokens += sequence.ids.len() as u64;
+                self.counted.prompt_tokens += sequence.ids().len() as u64;
                 self.counted.prefix_hits += shared as u64;
                 self.running.push(sequence);
                 true
@@ -401,17 +413,22 @@ impl<'m> Batch<'m> {
     }
 
     /// Computes the last token of some running requests and prompt parts of others. Returns the next token of each that has
-    /// one.
-    fn pass(&mut self, last: &[usize], parts: &[(usize, usize)]) -> Result<Vec<Result<u32>>> {
+    /// one, or `None` if `go_on` ended the pass.
+    fn pass(
+        &mut self,
+        last: &[usize],
+        parts: &[(usize, usize)],
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Result<u32>>>> {
         let mut work = Work::default();
         let row = |sequence: &Sequence, i: usize| Row {
-            id: sequence.ids[i],
+            id: sequence.ids()[i],
             place: sequence.place(i),
             position: sequence.position(i),
         };
         for &i in last {
             let sequence = &self.running[i];
-            let (len, row) = (sequence.ids.len(), row(sequence, sequence.computed));
+            let (len, row) = (sequence.ids().len(), row(sequence, sequence.computed));
             work.last.push(Last { row, pages: &sequence.pages, len });
         }
         let tokens = parts.iter().map(|&(_, count)| count).sum();
@@ -429,20 +446,20 @@ impl<'m> Batch<'m> {
                     pages: &sequence.pages,
                     len: i + 1,
                 }));
-                wanted.extend((len == sequence.ids.len()).then(|| work.last.len() - 1));
+                wanted.extend((len == sequence.ids().len()).then(|| work.last.len() - 1));
                 continue;
             }
-            wanted.extend((len == sequence.ids.len()).then_some(wanted.len()));
+            wanted.extend((len == sequence.ids().len()).then_some(wanted.len()));
             let rows = (sequence.computed..len).map(|i| row(sequence, i)).collect();
-            let (pages, wanted) = (&sequence.pages[..pages_of(len)], len == sequence.ids.len());
+            let (pages, wanted) = (&sequence.pages[..pages_of(len)], len == sequence.ids().len());
             work.parts.push(Part { rows, pages, len, wanted });
             sequence.images(count, at, &mut work.outputs, &mut work.runs);
             at += count;
         }
         self.counted.tokens_by_rows += if by_rows { tokens as u64 } else { 0 };
-        let logits = self.passes.run(&mut self.pool, &work)?;
+        let Some(logits) = self.passes.run_while(&mut self.pool, &work, go_on)? else { return Ok(None) };
         drop(work);
-        self.choose(&logits, &wanted, &self.sequences_to_sample(last, parts))
+        self.choose(&logits, &wanted, &self.sequences_to_sample(last, parts)).map(Some)
     }
 
     /// The sequences whose next token is chosen, in the order of the logits' rows.
@@ -465,8 +482,7 @@ impl<'m> Batch<'m> {
         }
         let [best, largest] = &logits.best;
         let (best, largest) = (best.to_vec::<u32>()?, largest.to_vec::<f32>()?);
-        let mut samplers: Vec<_> =
-            self.running.iter_mut().map(|sequence| Some(&mut sequence.sampler)).collect();
+        let mut samplers: Vec<_> = self.running.iter_mut().map(|sequence| Some(sequence.sampler())).collect();
         let samplers: Vec<&mut Sampler> = sequences.iter().filter_map(|&i| samplers[i].take()).collect();
         // greedy sampling needs no other logits on the host
         let row = |(&row, sampler): (&usize, &&mut Sampler)| match sampler.takes_the_largest() {
@@ -502,8 +518,7 @@ impl<'m> Batch<'m> {
             match token {
                 Ok(token) => {
                     let sequence = &mut self.running[i];
-                    let (id, logprobs) = (sequence.id, sequence.sampler.take_logprobs());
-                    let (text, end) = sequence.accept(token);
+                    let (id, Accepted { text, logprobs, end }) = (sequence.id, sequence.accept(token));
                     self.counted.answer_tokens += 1;
                     events.extend(text.map(|text| Event::Token { id, token, text, logprobs }));
                     ended.extend(end.map(|reason| (i, Ok(reason))));

@@ -9,8 +9,10 @@ use crate::text::ImageRun;
 use pascaline::ops::PAGE;
 use pascaline::{Error, Result};
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::time::Duration;
 
 /// Identifies the tokens of a page and of all pages before it: 128 bits of SipHash, keyed anew in each process. A collision
 /// is practically impossible, and a client can't search for one.
@@ -62,7 +64,7 @@ pub(super) fn page_key(keys: &[Key], ids: &[u32], runs: &[ImageRun], digests: &[
 
 /// A prompt with the keys of its prefixes. All batches of a process have the same key for the same prefix. Clones share the
 /// prompt and its patches.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct KeyedPrompt {
     pub(super) prompt: Arc<Prompt>,
     /// The runs of image tokens.
@@ -71,9 +73,37 @@ pub struct KeyedPrompt {
     pub(super) digests: Vec<Key>,
     /// Of the full pages before the last token, which is computed in any case.
     pub(super) keys: Vec<Key>,
+    /// Is told of the progress.
+    pub(super) receive: Option<ReceiveProgress>,
+}
+
+pub(super) type ReceiveProgress = Arc<dyn Fn(PromptProgress) + Send + Sync>;
+
+/// How far a prompt of a batch is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptProgress {
+    /// Its tokens.
+    pub total: usize,
+    /// Of these, the ones that were found in the pool.
+    pub cached: usize,
+    /// Tokens that are computed or were found.
+    pub processed: usize,
+    /// The time since the request was added.
+    pub time: Duration,
+}
+
+impl fmt::Debug for KeyedPrompt {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("KeyedPrompt").field("prompt", &self.prompt).finish_non_exhaustive()
+    }
 }
 
 impl KeyedPrompt {
+    /// With a receiver of the progress, which a batch calls after each part of the prompt, the last one included.
+    pub fn reporting(self, receive: impl Fn(PromptProgress) + Send + Sync + 'static) -> Self {
+        Self { receive: Some(Arc::new(receive)), ..self }
+    }
+
     /// Computes the keys, for batches of this model or of others with the same weights.
     ///
     /// # Errors
@@ -95,7 +125,7 @@ impl KeyedPrompt {
         while keys.len() < full {
             keys.push(page_key(&keys, &prompt.ids, &runs, &digests));
         }
-        Ok(Self { prompt: Arc::new(prompt), runs, digests, keys })
+        Ok(Self { prompt: Arc::new(prompt), runs, digests, keys, receive: None })
     }
 
     /// The prompt.
@@ -158,7 +188,13 @@ mod tests {
             patches: Vec::new(),
         };
         let keys = vec![1, 2, 3];
-        let prompt = KeyedPrompt { prompt: Arc::new(prompt), runs: Vec::new(), digests: Vec::new(), keys };
+        let prompt = KeyedPrompt {
+            prompt: Arc::new(prompt),
+            runs: Vec::new(),
+            digests: Vec::new(),
+            keys,
+            receive: None,
+        };
         let prefixes = Prefixes::default();
         let other_thread = prefixes.clone();
         assert_eq!(other_thread.tokens_held(&prompt), 0);

@@ -1,41 +1,40 @@
-//! One request in a batch: its tokens, how many of them are computed, and its pages.
+//! A request's place in a batch: how many of its tokens are computed, its pages, and its pictures.
 
 use super::images::Images;
 use super::pages::Pages;
-use super::prefix::{Key, KeyedPrompt, page_key};
-use crate::generate::{Options, Output, Statistics, StopReason, first_position, rate};
+use super::prefix::{Key, KeyedPrompt, PromptProgress, ReceiveProgress, page_key};
+
 use crate::media::{VisionOutput, VisionProgress};
 use crate::model::LanguageModel;
 use crate::network::clip;
 use crate::pass::pages_of;
 use crate::processor::Prompt;
+use crate::request::{Accepted, Options, Output, Request, StopReason};
 use crate::sampling::Sampler;
-use crate::stream::TextStream;
 use crate::text::ImageRun;
+use pascaline::Result;
 use pascaline::ops::PAGE;
-use pascaline::{Error, Result};
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// The id of a request of a [`Batch`](super::Batch), unique within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub(super) u64);
 
-/// A request. `ids` holds its prompt and its answer so far, so it can be computed again after preemption.
+/// A request with its place in the pool. It holds its prompt and its answer so far, so it can be computed again after preemption.
 pub(super) struct Sequence<'m> {
     pub id: RequestId,
-    /// The prompt's tokens and the answer's.
-    pub ids: Vec<u32>,
-    /// How many of them are computed: their keys and values are in `pages`.
+    request: Request<'m>,
+    /// How many of its tokens are computed: their keys and values are in `pages`.
     pub computed: usize,
     pub pages: Vec<u32>,
+    /// Tokens that were found in the pool.
+    shared: usize,
+    receive: Option<ReceiveProgress>,
     /// Keys of the full pages of `ids`, as far as computed.
     keys: Vec<Key>,
-    prompt_len: usize,
     /// The prompt, which the choices of a request share.
     prompt: Arc<Prompt>,
-    /// The position of the first token after it.
-    first: u32,
     /// The runs of image tokens, counted from the start of the prompt.
     runs: Vec<ImageRun>,
     digests: Vec<Key>,
@@ -43,24 +42,16 @@ pub(super) struct Sequence<'m> {
     outputs: Vec<Option<VisionOutput>>,
     /// The image that is in the vision tower, and its index.
     progress: Option<(usize, VisionProgress)>,
-    pub sampler: Sampler,
-    stream: TextStream<'m>,
-    eos: Vec<u32>,
-    limit: usize,
-    /// Why it ends at the limit.
-    at_limit: StopReason,
-    text: String,
-    begin: Instant,
-    first_token: Option<Duration>,
-    prefilled: usize,
 }
 
 /// The vision tower's work in a step.
-pub(super) struct VisionWork {
+pub(super) struct VisionWork<'w> {
     /// The most patches times blocks; at least one block runs.
     pub most: usize,
     /// How much has run, if any; one image at most per step.
     pub passed: Option<usize>,
+    /// Asked before each block; it ends the work of this step.
+    pub go_on: &'w mut dyn FnMut() -> ControlFlow<()>,
 }
 
 impl<'m> Sequence<'m> {
@@ -73,59 +64,40 @@ impl<'m> Sequence<'m> {
         sampler: Sampler,
         capacity: usize,
     ) -> Result<Self> {
-        let KeyedPrompt { prompt, runs, digests, keys } = prompt;
-        let room = model.room_after(&prompt)?;
-        let fits = (capacity + 1).saturating_sub(prompt.ids.len()); // the last token is never passed
-        let limit = options.max_new_tokens.min(room).min(fits);
-        let at_limit = match limit < options.max_new_tokens {
-            true => StopReason::ContextFull,
-            false => StopReason::MaxNewTokens,
-        };
-        if (room.min(fits), options.max_new_tokens > 0) == (0, true) {
-            let most =
-                if room == 0 { "the model's context".into() } else { format!("{capacity} in the cache") };
-            let reason = format!("its {} tokens fill {most}", prompt.ids.len());
-            return Err(Error::Prompt { reason });
-        }
-        model.capacity(&prompt, limit)?;
-        let first = first_position(&prompt, limit)?;
-        let eos = match options.stop_at_eos {
-            true => model.processor.generation.eos_token_ids.clone(),
-            false => Vec::new(),
-        };
+        let KeyedPrompt { prompt, runs, digests, keys, receive } = prompt;
         Ok(Self {
             id,
-            prompt_len: prompt.ids.len(),
-            ids: prompt.ids.clone(),
+            request: Request::new(model, &prompt, options, sampler, capacity)?,
             computed: 0,
             pages: Vec::new(),
+            shared: 0,
+            receive,
             keys,
-            first,
             runs,
             digests,
             outputs: vec![None; prompt.patches.len()],
             prompt,
             progress: None,
-            sampler,
-            stream: TextStream::new(&model.processor.tokenizer, &options.stop),
-            eos,
-            limit,
-            at_limit,
-            text: String::new(),
-            begin: Instant::now(),
-            first_token: None,
-            prefilled: 0,
         })
+    }
+
+    /// The prompt's tokens and the answer's.
+    pub fn ids(&self) -> &[u32] {
+        &self.request.ids
+    }
+
+    pub fn sampler(&mut self) -> &mut Sampler {
+        &mut self.request.sampler
     }
 
     /// Tokens that are not computed yet.
     pub fn left(&self) -> usize {
-        self.ids.len() - self.computed
+        self.request.ids.len() - self.computed
     }
 
     /// Tokens that have a place in its pages.
     pub fn tokens_held(&self) -> usize {
-        self.ids.len().min(self.pages.len() * PAGE)
+        self.request.ids.len().min(self.pages.len() * PAGE)
     }
 
     /// Whether its next row is the last token alone, and that one no image token.
@@ -135,12 +107,12 @@ impl<'m> Sequence<'m> {
 
     /// Whether it ends without a token.
     pub fn wants_nothing(&self) -> bool {
-        self.limit == 0
+        self.request.limit() == 0
     }
 
     /// The positions of token `i` on the three axes.
     pub fn position(&self, i: usize) -> [u32; 3] {
-        let after = || [self.first + (i - self.prompt_len) as u32; 3];
+        let after = || [self.request.first_position() + (i - self.request.prompt_len()) as u32; 3];
         self.prompt.positions.axes.get(i).copied().unwrap_or_else(after)
     }
 
@@ -152,7 +124,7 @@ impl<'m> Sequence<'m> {
     /// The key of the full page number `page`.
     fn key(&mut self, page: usize) -> Key {
         while self.keys.len() <= page {
-            self.keys.push(page_key(&self.keys, &self.ids, &self.runs, &self.digests));
+            self.keys.push(page_key(&self.keys, &self.request.ids, &self.runs, &self.digests));
         }
         self.keys[page]
     }
@@ -160,7 +132,7 @@ impl<'m> Sequence<'m> {
     /// Allocates pages for all its tokens, sharing those of a prefix that the pool holds, and leaves `spare` pages free.
     /// Returns the number of tokens in shared pages, or `None` if there are too few pages.
     pub fn admit(&mut self, pages: &mut Pages, spare: usize) -> Option<usize> {
-        let full = self.ids.len().saturating_sub(1) / PAGE; // the last token passes in any case
+        let full = self.request.ids.len().saturating_sub(1) / PAGE; // the last token passes in any case
         let (mut shared, mut idle) = (0, 0);
         while shared < full {
             let key = self.key(shared);
@@ -170,7 +142,7 @@ impl<'m> Sequence<'m> {
             idle += usize::from(pages.is_idle(key));
             shared += 1;
         }
-        let needed = pages_of(self.ids.len()) - shared;
+        let needed = pages_of(self.request.ids.len()) - shared;
         if pages.available() < needed + idle + spare {
             return None;
         }
@@ -179,7 +151,7 @@ impl<'m> Sequence<'m> {
             self.pages.extend(pages.find(key));
         }
         // found pages have a user now and can't be evicted, so as many as counted are left
-        while self.pages.len() < pages_of(self.ids.len()) {
+        while self.pages.len() < pages_of(self.request.ids.len()) {
             let Some(page) = pages.take() else {
                 self.release(pages);
                 return None;
@@ -187,15 +159,16 @@ impl<'m> Sequence<'m> {
             self.pages.push(page);
         }
         self.computed = shared * PAGE;
+        self.shared = self.computed;
         Some(self.computed)
     }
 
     /// Allocates a page if the next token needs one. Returns whether the token has room.
     pub fn grow(&mut self, pages: &mut Pages) -> bool {
-        if self.pages.len() < pages_of(self.ids.len()) {
+        if self.pages.len() < pages_of(self.request.ids.len()) {
             self.pages.extend(pages.take());
         }
-        self.pages.len() >= pages_of(self.ids.len())
+        self.pages.len() >= pages_of(self.request.ids.len())
     }
 
     /// Releases its pages; all its tokens have to be computed again.
@@ -214,8 +187,14 @@ impl<'m> Sequence<'m> {
             let key = self.key(page);
             pages.set_key(self.pages[page], key);
         }
-        if self.first_token.is_none() {
-            self.prefilled += tokens;
+        self.request.passed(tokens);
+        if let Some(receive) = self.receive.as_ref().filter(|_| !self.request.has_begun()) {
+            receive(PromptProgress {
+                total: self.request.prompt_len(),
+                cached: self.shared,
+                processed: self.computed,
+                time: self.request.time(),
+            });
         }
         if self.left() == 0 {
             self.outputs.fill(None);
@@ -247,7 +226,8 @@ impl<'m> Sequence<'m> {
                 let mut progress = begun.map_or_else(VisionProgress::default, |(_, progress)| progress);
                 let before = progress.passed;
                 vision.passed = Some(0);
-                let output = model.network.encode_image_on(patches, &mut progress, blocks)?;
+                let mut go_on = |_| (vision.go_on)();
+                let output = model.network.encode_image_on(patches, &mut progress, blocks, &mut go_on)?;
                 vision.passed = Some((progress.passed - before).saturating_mul(of_block));
                 let Some(output) = output else {
                     self.progress = Some((run.output, progress));
@@ -275,49 +255,13 @@ impl<'m> Sequence<'m> {
         }
     }
 
-    /// Appends the next token of the answer. Returns its text, unless it is no part of the answer, and why the answer ends,
-    /// if it does.
-    pub fn accept(&mut self, token: u32) -> (Option<String>, Option<StopReason>) {
-        self.first_token.get_or_insert_with(|| self.begin.elapsed());
-        self.ids.push(token);
-        if self.eos.contains(&token) {
-            return (None, Some(StopReason::Eos));
-        }
-        let piece = self.stream.push(token);
-        self.text += &piece;
-        let end = match (self.stream.stopped(), self.ids.len() - self.prompt_len >= self.limit) {
-            (true, _) => Some(StopReason::StopString),
-            (false, true) => Some(self.at_limit),
-            (false, false) => None,
-        };
-        (Some(piece), end)
+    /// Appends the next token of the answer.
+    pub fn accept(&mut self, token: u32) -> Accepted {
+        self.request.accept(token)
     }
 
-    /// The complete answer, and the text that had been held back.
-    pub fn finish(
-        mut self,
-        model: &LanguageModel,
-        stop_reason: StopReason,
-        cache_bytes: usize,
-    ) -> (String, Output) {
-        let rest = self.stream.finish();
-        self.text += &rest;
-        let elapsed = self.begin.elapsed();
-        let first = self.first_token.unwrap_or(elapsed);
-        let ids = self.ids.split_off(self.prompt_len);
-        let decode_tokens = ids.len().saturating_sub(1);
-        let statistics = Statistics {
-            prompt_tokens: self.prompt_len,
-            prefill_tokens: self.prefilled,
-            time_to_first_token: first.as_secs_f64(),
-            prefill_tokens_per_second: rate(self.prefilled, first),
-            decode_tokens,
-            decode_tokens_per_second: rate(decode_tokens, elapsed.saturating_sub(first)),
-            streamed_layers: model.streamed_layers(),
-            weight_bytes_per_token: model.weight_bytes(),
-            cache_bytes,
-            ..Statistics::default()
-        };
-        (rest, Output { ids, text: self.text, stop_reason, statistics })
+    /// As [`Request::finish`].
+    pub fn finish(self, model: &LanguageModel, reason: StopReason, cache_bytes: usize) -> (String, Output) {
+        self.request.finish(model, reason, cache_bytes)
     }
 }

@@ -124,6 +124,7 @@ pub(crate) fn generation(text: &Gguf, config: &Config) -> Result<GenerationConfi
         top_k: metadata.unsigned("general.sampling.top_k")?,
         top_p,
         repetition_penalty: sampling("penalty_repeat")?,
+        max_new_tokens: None, // files have no key for it
     })
 }
 

@@ -9,6 +9,7 @@ use crate::workload::{Seen, Workload};
 use pascaline::nn::KvPages;
 use pascaline::ops::PAGE;
 use pascaline::{DType, Result, Tensor, cuda};
+use std::ops::ControlFlow;
 
 /// The memory of a batch beside its pages.
 pub(crate) struct Rehearsed {
@@ -35,7 +36,7 @@ pub(crate) fn rehearse(
     let _kept = Tensor::uninitialized([kept], DType::F32, network.device())?;
     let mut progress = VisionProgress::default();
     if let Some(patches) = &seen.patches {
-        network.encode_image_on(patches, &mut progress, 1)?;
+        network.encode_image_on(patches, &mut progress, 1, &mut |_| ControlFlow::Continue(()))?;
     }
     let (answers, prompt) = (batch.max_sequences, work.prompt.max(1));
     let numbers: Vec<u32> = (0..batch.pages as u32).collect();

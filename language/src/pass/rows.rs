@@ -2,13 +2,14 @@
 //! captured and replayed: decode, and a few prompt tokens beside it.
 
 use crate::media::VisionOutput;
-use crate::network::{Network, clip};
+use crate::network::{LAYERS_QUEUED, LEAST_BOUNDED, Network, Queue, clip, interrupted};
 use crate::relay::Relay;
 use crate::rope::{RopeTables, text_rope};
 use crate::text::{ImageRun, Images};
 use pascaline::nn::{KvPages, PagedRows, PromptRows, Rope};
 use pascaline::ops::PAGE;
 use pascaline::{DType, Device, Result, Tensor, ops};
+use std::ops::ControlFlow;
 
 /// Pages for `tokens` tokens.
 pub(crate) fn pages_of(tokens: usize) -> usize {
@@ -80,6 +81,9 @@ struct Shape {
     width: usize,
 }
 
+/// Asked before each layer; its error ends the pass.
+type Ask<'a> = dyn FnMut(usize, &Tensor) -> Result<()> + 'a;
+
 /// A captured pass.
 struct Captured {
     shape: Shape,
@@ -129,21 +133,48 @@ impl<'m> Passes<'m> {
     /// Computes the work's rows and stores their keys and values in the pool.
     pub fn run(&mut self, pool: &mut KvPages, work: &Work) -> Result<BatchLogits> {
         self.is_first = false;
-        let logits = self.queue(pool, work)?;
+        let logits = self.queue(pool, work, &mut |_, _| Ok(()))?;
         self.model.text.settle()?;
         Ok(logits)
     }
 
+    /// As [`run`](Self::run). `go_on` is called before each layer of a pass with prompts, and ends it with `None`; the pool's rows
+    /// for the work then have no meaning.
+    pub fn run_while(
+        &mut self,
+        pool: &mut KvPages,
+        work: &Work,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<BatchLogits>> {
+        self.is_first = false;
+        let (text, mut queue) = (&self.model.text, Queue::new(LAYERS_QUEUED));
+        let is_bounded = text.pipeline_depth() == 1;
+        let mut ended = false;
+        let mut ask = |layer: usize, h: &Tensor| {
+            if is_bounded && layer > 0 && h.dims()[0] >= LEAST_BOUNDED {
+                queue.bound(h.device().as_cuda())?;
+            }
+            ended = go_on().is_break();
+            if ended { Err(interrupted()) } else { Ok(()) }
+        };
+        let logits = match self.queue(pool, work, &mut ask) {
+            Err(_) if ended => return self.model.text.settle().map(|()| None),
+            logits => logits?,
+        };
+        self.model.text.settle()?;
+        Ok(Some(logits))
+    }
+
     /// Queues the pass. Prompts are split into micro-batches that keep all devices busy.
-    fn queue(&mut self, pool: &mut KvPages, work: &Work) -> Result<BatchLogits> {
+    fn queue(&mut self, pool: &mut KvPages, work: &Work, ask: &mut Ask) -> Result<BatchLogits> {
         let rows: usize = work.parts.iter().map(|part| part.rows.len()).sum();
         let most = self.model.tokens_of_pass(rows);
         if rows <= most {
-            return self.queue_at_once(pool, work);
+            return self.queue_at_once(pool, work, ask);
         }
         let mut found = Vec::new();
         for part in in_parts(work, most) {
-            let logits = self.queue_at_once(pool, &part)?;
+            let logits = self.queue_at_once(pool, &part, ask)?;
             if logits.all.dims()[0] > 0 {
                 found.push(logits);
             }
@@ -161,12 +192,12 @@ impl<'m> Passes<'m> {
         }
     }
 
-    fn queue_at_once(&mut self, pool: &mut KvPages, work: &Work) -> Result<BatchLogits> {
+    fn queue_at_once(&mut self, pool: &mut KvPages, work: &Work, ask: &mut Ask) -> Result<BatchLogits> {
         if !work.parts.is_empty() || !self.capture {
             let width = work.last.iter().map(|last| last.pages.len()).max().unwrap_or(0);
             let shape = Shape { last: work.last.len(), width };
             let inputs = self.inputs(work, shape)?;
-            return forward(self.model, pool, &inputs, shape, work);
+            return forward(self.model, pool, &inputs, shape, work, ask);
         }
         let pages = work.last.iter().map(|last| last.pages.len()).max().unwrap_or(0);
         let shape = Shape {
@@ -196,7 +227,9 @@ impl<'m> Passes<'m> {
         let none = Work::default();
         let text = &self.model.text;
         let mut relay = if text.pipeline_depth() == 1 {
-            Relay::capture_at_once(text, || forward(self.model, pool, &inputs, shape, &none))?
+            Relay::capture_at_once(text, || {
+                forward(self.model, pool, &inputs, shape, &none, &mut |_, _| Ok(()))
+            })?
         } else {
             let stage = |stage: usize, input: Option<&Tensor>| {
                 stage_of(self.model, pool, &view(&inputs[stage], shape, &none)?, stage, input.cloned(), &none)
@@ -392,7 +425,7 @@ fn stage_of(
         None => text.embed(&view.ids, images)?,
     };
     let mut caches = pool.caches_of(text.stages()[stage].range.clone(), &view.reads);
-    text.run(stage, hidden, &view.rope, images, &mut caches, &mut |_, _| {})
+    text.run(stage, hidden, &view.rope, images, &mut caches, &mut |_, _| Ok(()))
 }
 
 /// The whole pass, launched kernel by kernel.
@@ -402,13 +435,13 @@ fn forward(
     inputs: &[Inputs],
     shape: Shape,
     work: &Work,
+    ask: &mut Ask,
 ) -> Result<BatchLogits> {
     let (text, images) = (&model.text, Images { outputs: &work.outputs, runs: &work.runs });
     let views = inputs.iter().map(|inputs| view(inputs, shape, work)).collect::<Result<Vec<_>>>()?;
     let ropes: Vec<_> = views.iter().map(|view| view.rope.clone()).collect();
     let reads = text.stages().iter().zip(&views).map(|(stage, view)| (stage.range.len(), &view.reads));
-    let mut hidden =
-        text.forward(&views[0].ids, &ropes, images, pool.caches_of_each(reads), &mut |_, _| {})?;
+    let mut hidden = text.forward(&views[0].ids, &ropes, images, pool.caches_of_each(reads), ask)?;
     if !work.parts.is_empty() {
         if views[0].picked.dims()[0] == 0 {
             return none(model.device());

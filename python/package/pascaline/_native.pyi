@@ -298,6 +298,8 @@ class Qwen3VL:
         vision: Optional[str] = None,
         mmproj: Optional[_PathLike] = None,
         tokens_per_pass: Optional[int] = None,
+        min_pixels: Optional[int] = None,
+        max_pixels: Optional[int] = None,
         progress: Optional[Callable[[int, int], object]] = None,
     ) -> Qwen3VL: ...
     def generate(
@@ -306,7 +308,7 @@ class Qwen3VL:
         images: Union[_Picture, Sequence[_Picture], None] = None,
         *,
         videos: Optional[Sequence[_Video]] = None,
-        max_new_tokens: int = 512,
+        max_new_tokens: Optional[int] = None,
         greedy: Optional[bool] = None,
         temperature: Optional[float] = None,
         top_k: Optional[int] = None,
@@ -326,7 +328,7 @@ class Qwen3VL:
         images: Union[_Picture, Sequence[_Picture], None] = None,
         *,
         videos: Optional[Sequence[_Video]] = None,
-        max_new_tokens: int = 512,
+        max_new_tokens: Optional[int] = None,
         greedy: Optional[bool] = None,
         temperature: Optional[float] = None,
         top_k: Optional[int] = None,
@@ -347,6 +349,24 @@ class Qwen3VL:
         videos: Optional[Sequence[_Video]] = None,
     ) -> List[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
+    def embed(
+        self,
+        text: str = "",
+        images: Union[_Picture, Sequence[_Picture], None] = None,
+        *,
+        videos: Optional[Sequence[_Video]] = None,
+        instruction: Optional[str] = None,
+        dimensions: Optional[int] = None,
+    ) -> List[float]: ...
+    def relevance(
+        self,
+        query: str,
+        document: str = "",
+        images: Union[_Picture, Sequence[_Picture], None] = None,
+        *,
+        query_images: Union[_Picture, Sequence[_Picture], None] = None,
+        instruction: Optional[str] = None,
+    ) -> float: ...
     def trace(
         self,
         prompt: _Prompt,

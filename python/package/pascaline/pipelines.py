@@ -15,7 +15,7 @@ class ImageTextToText:
         self.model = model
 
     def __call__(
-        self, images: Any = None, text: Any = None, *, max_new_tokens: int = 512, **options: Any
+        self, images: Any = None, text: Any = None, *, max_new_tokens: Optional[int] = None, **options: Any
     ) -> List[Dict[str, Any]]:
         """One ``{"input_text", "generated_text", "ids"}`` for each text.
 

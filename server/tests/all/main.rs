@@ -9,6 +9,7 @@ mod api_tools;
 mod device_lost;
 mod hostile;
 mod interfaces;
+mod media;
 mod out_of_memory;
 mod panics;
 mod replicas;

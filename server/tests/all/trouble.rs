@@ -109,7 +109,7 @@ const MALFORMED: [&str; 8] = [
     "{\"messages\": 5}",
     "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\", \"image_url\": \"data:,\"}]}]}",
     "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"temperature\": \"x\"}",
-    "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"max_tokens\": 1000000}",
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"max_tokens\": -1}",
     "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"response_format\": {\"type\": \"json_schema\", \"json_schema\": {\"schema\": {\"type\": 5}}}}",
     "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\", \"image_url\": \"data:image/png;base64,iVBORw0KGgo=\"}]}]}",
 ];

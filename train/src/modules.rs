@@ -1,0 +1,333 @@
+//! The modules of a run that is recorded. They are specs: names, for which the model gives the parameters' values as the forward pass has
+//! them, with adapters and rounding, each time.
+
+use crate::functions::{
+    activate, add, add_rows, attention, layer_norm, linear, matrix_times, quantized_linear, replace_rows,
+    reshape, rms_norm, rope, scale, silu_mul, some_heads,
+};
+use crate::tape::{Tape, Var};
+use crate::values::Values;
+use pascaline::ops::{Activation, Attention};
+use pascaline::quant::QuantTensor;
+use pascaline::{Error, Result, Tensor};
+use qwen3_vl::forward::{Load, Modules, Part, Run};
+use qwen3_vl::spec::{AttentionSpec, BlockSpec, LinearSpec, MlpSpec, NormSpec, TableSpec};
+use std::ops::Range;
+
+/// Modules over a tape.
+pub(crate) enum Taped {}
+
+impl Modules for Taped {
+    type Value = Var;
+    type Linear = LinearSpec;
+    type Norm = NormSpec;
+    type Mlp = MlpSpec;
+    type Blocks = Vec<BlockSpec>;
+    type Table = TableSpec;
+    type Place = Place;
+}
+
+/// The sequences that are packed into the rows, each of which sees only itself.
+#[derive(Clone)]
+pub(crate) struct Place {
+    /// Cosines and sines, each [rows, head_dim / 2].
+    pub angles: [Tensor; 2],
+    pub sequences: Vec<Range<usize>>,
+}
+
+/// Keeps the specs.
+pub(crate) struct Specs;
+
+impl Load<Taped> for Specs {
+    fn linear(&mut self, spec: LinearSpec) -> Result<LinearSpec> {
+        Ok(spec)
+    }
+
+    fn norm(&mut self, spec: NormSpec) -> Result<NormSpec> {
+        Ok(spec)
+    }
+
+    fn mlp(&mut self, spec: MlpSpec) -> Result<MlpSpec> {
+        Ok(spec)
+    }
+
+    fn push(&mut self, blocks: &mut Vec<BlockSpec>, spec: BlockSpec) -> Result<()> {
+        blocks.push(spec);
+        Ok(())
+    }
+
+    fn table(&mut self, spec: TableSpec) -> Result<TableSpec> {
+        Ok(spec)
+    }
+}
+
+/// A pass that is recorded.
+pub(crate) struct Recording<'a> {
+    pub values: Values<'a>,
+    pub tape: &'a mut Tape,
+    /// Whether blocks are computed again in the backward pass instead of being kept.
+    pub checkpoint_layers: bool,
+}
+
+impl Run<Taped> for Recording<'_> {
+    fn constant(&mut self, values: Tensor) -> Var {
+        self.tape.constant(values)
+    }
+
+    fn linear(&mut self, map: &LinearSpec, x: &Var) -> Result<Var> {
+        let maps = maps(self.values, self.tape, map)?;
+        one(&maps)?.forward(self.tape, x)
+    }
+
+    fn norm(&mut self, norm: &NormSpec, x: &Var) -> Result<Var> {
+        Norm::new(self.values, self.tape, norm)?.forward(self.tape, x)
+    }
+
+    fn mlp(&mut self, mlp: &MlpSpec, x: &Var) -> Result<Var> {
+        Mlp::new(self.values, self.tape, mlp)?.forward(self.tape, x)
+    }
+
+    fn in_rows_of(&mut self, x: &Var, columns: usize) -> Result<Var> {
+        reshape(self.tape, x, [x.value().shape().elements() / columns, columns])
+    }
+
+    fn block(&mut self, blocks: &Vec<BlockSpec>, index: usize, x: &Var, place: &Place) -> Result<Var> {
+        let Some(spec) = blocks.get(index) else { return Ok(x.clone()) }; // callers count them
+        let block = Block::new(self.values, self.tape, spec)?;
+        if !self.checkpoint_layers {
+            return block.forward(self.tape, x, place);
+        }
+        let (x, place) = (x.clone(), place.clone());
+        self.tape.checkpoint(move |tape| block.forward(tape, &x, &place))
+    }
+
+    fn place(&mut self, angles: [Tensor; 2]) -> Result<Place> {
+        let rows = angles[0].dims().first().copied().unwrap_or(0);
+        Ok(Place { angles, sequences: std::iter::once(0..rows).collect() })
+    }
+
+    fn mixed(&mut self, table: &TableSpec, rows: usize, mix: &dyn Fn(&[f32]) -> Vec<f32>) -> Result<Var> {
+        // the matrix of a linear map has its values of the identity
+        let places = table.shape[0];
+        let mut identity = vec![0.0; places * places];
+        identity.iter_mut().step_by(places + 1).for_each(|x| *x = 1.0);
+        let matrix = Tensor::from_slice(&mix(&identity), [rows, places], self.values.device)?;
+        let table = self.values.parameter(self.tape, &table.name)?;
+        matrix_times(self.tape, &matrix, &table)
+    }
+
+    fn add(&mut self, x: &Var, y: &Var) -> Result<Var> {
+        add(self.tape, x, y)
+    }
+
+    fn replace_rows(&mut self, x: Var, parts: &[Part<Var>]) -> Result<Var> {
+        parts.iter().try_fold(x, |x, part| replace_rows(self.tape, &x, whole(part)?, part.1.start))
+    }
+
+    fn add_rows(&mut self, x: Var, parts: &[Part<Var>]) -> Result<Var> {
+        parts.iter().try_fold(x, |x, part| add_rows(self.tape, &x, whole(part)?, part.1.start))
+    }
+}
+
+/// The values of a part that has all rows of them: each image and each group of a video's frames is an output of its own.
+fn whole<'a>((values, run): &Part<'a, Var>) -> Result<&'a Var> {
+    match (run.row, values.value().dims()) {
+        (0, &[rows, _]) if rows == run.len => Ok(values),
+        (_, dims) => {
+            let (expected, found) = (format!("[{}, hidden]", run.len), dims.into());
+            Err(Error::Shape { op: "train", argument: "image", expected, found })
+        }
+    }
+}
+
+#[derive(Clone)]
+enum Weight {
+    Plain(Var),
+    Quantized(QuantTensor),
+}
+
+/// A linear map.
+struct Linear {
+    weight: Weight,
+    bias: Option<Var>,
+    /// A, B and the factor of B·A.
+    adapter: Option<(Var, Var, f32)>,
+}
+
+impl Linear {
+    /// With its adapter if it has one. `name` is the module's.
+    fn new(values: Values, tape: &mut Tape, name: &str, has_bias: bool) -> Result<Self> {
+        let weight = match values.parameters.quantized(&format!("{name}.weight")) {
+            Some(matrix) => Weight::Quantized(matrix.clone()),
+            None => Weight::Plain(values.parameter(tape, &format!("{name}.weight"))?),
+        };
+        let bias = match has_bias {
+            true => Some(values.parameter(tape, &format!("{name}.bias"))?),
+            false => None,
+        };
+        Ok(Self { weight, bias, adapter: values.beside(tape, name) })
+    }
+
+    fn forward(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
+        let y = match &self.weight {
+            Weight::Plain(weight) => linear(tape, x, weight, self.bias.as_ref())?,
+            Weight::Quantized(weight) => quantized_linear(tape, x, weight, self.bias.as_ref())?,
+        };
+        let Some((a, b, factor)) = &self.adapter else { return Ok(y) };
+        let low = linear(tape, x, a, None)?;
+        let low = scale(tape, &low, *factor)?;
+        let change = linear(tape, &low, b, None)?;
+        add(tape, &y, &change)
+    }
+}
+
+/// The maps of a spec, one for each part.
+fn maps(values: Values, tape: &mut Tape, spec: &LinearSpec) -> Result<Vec<Linear>> {
+    spec.parts.iter().map(|(name, _)| Linear::new(values, tape, name, spec.has_bias)).collect()
+}
+
+fn one(maps: &[Linear]) -> Result<&Linear> {
+    match maps {
+        [map] => Ok(map),
+        _ => Err(parts(maps.len(), "one map is needed")),
+    }
+}
+
+/// The error for a map of another number of parts than its module computes with.
+fn parts(found: usize, reason: &str) -> Error {
+    let (value, reason) = (format!("{found} parts"), reason.to_owned());
+    Error::Unsupported { op: "train", argument: "linear map", value, reason }
+}
+
+struct Norm {
+    weight: Var,
+    /// Of a norm by mean and variance.
+    bias: Option<Var>,
+    eps: f32,
+}
+
+impl Norm {
+    fn new(values: Values, tape: &mut Tape, spec: &NormSpec) -> Result<Self> {
+        let weight = values.parameter(tape, &spec.weight())?;
+        let bias = spec.bias().map(|bias| values.parameter(tape, &bias)).transpose()?;
+        Ok(Self { weight, bias, eps: spec.eps })
+    }
+
+    fn forward(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
+        match &self.bias {
+            Some(bias) => layer_norm(tape, x, &self.weight, bias, self.eps),
+            None => rms_norm(tape, x, &self.weight, self.eps),
+        }
+    }
+}
+
+struct Mlp {
+    fc1: Vec<Linear>,
+    activation: Activation,
+    fc2: Vec<Linear>,
+}
+
+impl Mlp {
+    fn new(values: Values, tape: &mut Tape, spec: &MlpSpec) -> Result<Self> {
+        let (fc1, fc2) = (maps(values, tape, &spec.fc1)?, maps(values, tape, &spec.fc2)?);
+        Ok(Self { fc1, activation: spec.activation, fc2 })
+    }
+
+    fn forward(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
+        let inner = match (self.activation, &self.fc1[..]) {
+            (Activation::SwiGlu, [gate, up]) => {
+                let (gate, up) = (gate.forward(tape, x)?, up.forward(tape, x)?);
+                silu_mul(tape, &gate, &up)?
+            }
+            (Activation::SwiGlu, maps) => {
+                return Err(parts(maps.len(), "a gate and what it gates are needed"));
+            }
+            (activation, maps) => {
+                let inner = one(maps)?.forward(tape, x)?;
+                activate(tape, &inner, activation)?
+            }
+        };
+        one(&self.fc2)?.forward(tape, &inner)
+    }
+}
+
+/// The parameters of a block.
+struct Block {
+    norms: [Norm; 2],
+    qkv: Vec<Linear>,
+    head_norms: Option<[Norm; 2]>,
+    out: Vec<Linear>,
+    heads: [usize; 3],
+    options: Attention,
+    mlp: Mlp,
+}
+
+/// The MLP of a block; a mixture of experts is not trained.
+fn dense(spec: &BlockSpec) -> Result<&MlpSpec> {
+    spec.mlp.dense().ok_or_else(|| Error::Unsupported {
+        op: "train",
+        argument: "mlp",
+        value: "a mixture of experts".into(),
+        reason: "its gradients are not computed".into(),
+    })
+}
+
+impl Block {
+    fn new(values: Values, tape: &mut Tape, spec: &BlockSpec) -> Result<Self> {
+        let AttentionSpec { qkv, norms, out, heads, causal } = &spec.attention;
+        let mut norm = |spec| Norm::new(values, tape, spec);
+        Ok(Self {
+            norms: [norm(&spec.norm1)?, norm(&spec.norm2)?],
+            head_norms: match norms {
+                Some([q, k]) => Some([norm(q)?, norm(k)?]),
+                None => None,
+            },
+            qkv: maps(values, tape, qkv)?,
+            out: maps(values, tape, out)?,
+            heads: *heads,
+            options: Attention { causal: *causal, ..Attention::default() },
+            mlp: Mlp::new(values, tape, dense(spec)?)?,
+        })
+    }
+
+    /// x: [rows, hidden] → [rows, hidden]
+    fn forward(&self, tape: &mut Tape, x: &Var, place: &Place) -> Result<Var> {
+        let normed = self.norms[0].forward(tape, x)?;
+        let attended = self.attend(tape, &normed, place)?;
+        let attended = one(&self.out)?.forward(tape, &attended)?;
+        let x = add(tape, x, &attended)?;
+        let normed = self.norms[1].forward(tape, &x)?;
+        let y = self.mlp.forward(tape, &normed)?;
+        add(tape, &x, &y)
+    }
+
+    /// [rows, heads · head_dim]
+    fn attend(&self, tape: &mut Tape, x: &Var, place: &Place) -> Result<Var> {
+        let [mut q, mut k, v] = self.project(tape, x)?;
+        if let Some([q_norm, k_norm]) = &self.head_norms {
+            (q, k) = (q_norm.forward(tape, &q)?, k_norm.forward(tape, &k)?);
+        }
+        let (q, k) = (rope(tape, &q, &place.angles)?, rope(tape, &k, &place.angles)?);
+        let attended = attention(tape, [&q, &k, &v], &place.sequences, self.options)?;
+        let [heads, _, head_dim] = self.heads;
+        reshape(tape, &attended, [x.value().dims()[0], heads * head_dim])
+    }
+
+    /// q, k and v: [rows, their heads, head_dim]
+    fn project(&self, tape: &mut Tape, x: &Var) -> Result<[Var; 3]> {
+        let (rows, [heads, kv_heads, head_dim]) = (x.value().dims()[0], self.heads);
+        let mut project = |map: &Linear, heads: usize| {
+            let y = map.forward(tape, x)?;
+            reshape(tape, &y, [rows, heads, head_dim])
+        };
+        match &self.qkv[..] {
+            [q, k, v] => Ok([project(q, heads)?, project(k, kv_heads)?, project(v, kv_heads)?]),
+            [all] => {
+                let all = project(all, heads + 2 * kv_heads)?;
+                let mut part = |start, heads| some_heads(tape, &all, start, heads);
+                Ok([part(0, heads)?, part(heads, kv_heads)?, part(heads + kv_heads, kv_heads)?])
+            }
+            maps => Err(parts(maps.len(), "one map to q, k and v is needed, or one to each")),
+        }
+    }
+}
