@@ -8,6 +8,8 @@ struct Scale<'a> {
     factor: f32,
 }
 
+/// # Safety
+/// None: it does nothing.
 #[kernel(block = 64)]
 unsafe fn scale(_p: Scale<'_>) {}
 
@@ -15,16 +17,18 @@ struct Memory;
 
 impl Memory {
     fn read<T>(&self) -> DevicePtr<'_, T> {
+        // SAFETY: nobody accesses it.
         unsafe { DevicePtr::from_address(0) }
     }
     fn write<T>(&mut self) -> DevicePtrMut<'_, T> {
+        // SAFETY: nobody accesses it.
         unsafe { DevicePtrMut::from_address(0) }
     }
 }
 
 fn launch<P: KernelParams>(_: &KernelSpec<P>, _: &P) {}
 
-fn main() {
+pub fn main() {
     let (mut y, x) = (Memory, Memory);
     let mut written = y.write();
     launch(&scale, &Scale { y: written.reborrow(), x: x.read(), factor: 2.0 });
