@@ -289,7 +289,7 @@ struct Candidate<'a> {
 impl Candidate<'_> {
     fn row(&self, work: &Workload, target: &Target, limit: usize) -> Row {
         // matrices on a GPU are f16 if not given
-        let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
+        let usual = LoadOptions::for_gpu();
         let layers = self.plan.config.text.num_hidden_layers;
         let (model, matrices) = (self.model.clone(), self.matrices.clone());
         let nothing = Row { model, matrices, layers, ..Row::default() };
@@ -329,7 +329,7 @@ fn rows_of_files(
     let (is_gguf, is_quantized) = (checkpoint.gguf().is_some(), checkpoint.is_quantized());
     let rows = kinds(is_quantized).into_iter().map(|matrices| {
         let asked = Asked { matrices, cache: args.cache, ..Asked::default() };
-        let named = self::matrices(&asked.apply(LoadOptions::for_device(&Device::Cpu)), is_gguf);
+        let named = self::matrices(&asked.apply(LoadOptions::for_gpu()), is_gguf);
         let plan = Model { config: &config, is_quantized, storage: &storage, adapter: &|_| 0 };
         Candidate { model: String::new(), matrices: named, plan, asked }.row(&work, target, limit)
     });
@@ -473,7 +473,7 @@ fn run_split(args: &Args) -> Result<(), Failure> {
         storage: &storage,
         adapter: &|_| 0,
     };
-    let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
+    let usual = LoadOptions::for_gpu();
     let mut rows = Vec::new();
     for matrices in kinds(plan.is_quantized) {
         let asked = Asked { matrices, cache: args.cache, ..Asked::default() };

@@ -15,6 +15,7 @@ use pascaline::nn::{KvCache, Rope};
 use pascaline::{Device, Error, Result, Tensor, memory};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 /// The tower, if the model has one, and the decoder.
 pub(super) struct Network {
@@ -211,8 +212,10 @@ pub enum Phase {
     Prompt,
 }
 
-/// Layers that a GPU has in its queue, at most: one that it computes, and the next.
+/// Layers that a GPU has in its queue, at least: one that it computes, and the next.
 pub(super) const LAYERS_QUEUED: usize = 2;
+/// The most seconds of work in the queue, if these are more layers: so long goes on what was ended.
+const SECONDS_QUEUED: f64 = 0.05;
 /// The fewest tokens of a pass whose queue is bounded. With fewer, a whole pass is about as short as one token's.
 pub(super) const LEAST_BOUNDED: usize = 64;
 
@@ -225,33 +228,50 @@ pub(super) fn interrupted() -> Error {
 const LEAST_ASKED: usize = 16;
 
 /// Bounds how far a GPU's queue runs ahead, so that work can be ended soon.
+///
+/// A wait for every layer costs a GPU time whose layers are short, so the bound is the larger of a number of parts and a time: two
+/// waits, one after the other, show how long a part takes. Parts of one queue are alike.
 pub(super) struct Queue {
+    least: usize,
     most: usize,
     queued: VecDeque<Event>,
+    /// When the last part ended, if the last call waited for it.
+    ended: Option<Instant>,
 }
 
 impl Queue {
-    pub fn new(most: usize) -> Self {
-        Self { most, queued: VecDeque::new() }
+    /// A bound of `least` parts, or [`SECONDS_QUEUED`].
+    pub fn new(least: usize) -> Self {
+        Self { least, most: least, queued: VecDeque::new(), ended: None }
     }
 
-    /// Marks the end of a part of the work on `device`, and waits until at most `most` parts are left. Does nothing on the CPU.
+    /// Marks the end of a part of the work on `device`, and waits until the bound is kept. Does nothing on the CPU.
     pub fn bound(&mut self, device: Option<&CudaDevice>) -> Result<()> {
         let Some(device) = device.filter(|device| !device.is_planned()) else { return Ok(()) };
-        let event = match self.queued.pop_front() {
-            Some(oldest) if self.queued.len() + 1 >= self.most => {
-                oldest.synchronize()?;
-                oldest
-            }
-            none => {
-                none.into_iter().for_each(|event| self.queued.push_front(event));
+        let oldest = if self.queued.len() < self.most { None } else { self.queued.pop_front() };
+        let event = match oldest {
+            None => {
+                self.ended = None;
                 device.event()?
+            }
+            Some(oldest) => {
+                oldest.synchronize()?;
+                let now = Instant::now();
+                if let Some(before) = self.ended.replace(now) {
+                    self.most = parts_of(SECONDS_QUEUED, now - before).max(self.least);
+                }
+                oldest
             }
         };
         event.record(device.stream())?;
         self.queued.push_back(event);
         Ok(())
     }
+}
+
+/// How many parts of this length end within `seconds`.
+fn parts_of(seconds: f64, part: Duration) -> usize {
+    (seconds / part.as_secs_f64().max(1e-6)) as usize
 }
 
 /// The most bytes that were in use on each device.
@@ -307,6 +327,13 @@ mod tests {
         assert_eq!(micro_batch(2242, 3), 128);
         assert_eq!(micro_batch(100, 2), 128);
         assert_eq!(micro_batch(32_768, 2), 4096);
+    }
+
+    #[test]
+    fn a_queue_has_as_many_layers_as_end_soon() {
+        assert_eq!(parts_of(SECONDS_QUEUED, Duration::from_micros(250)), 200);
+        assert_eq!(parts_of(SECONDS_QUEUED, Duration::from_millis(100)), 0, "the least number bounds these");
+        assert_eq!(parts_of(SECONDS_QUEUED, Duration::ZERO), 50_000);
     }
 
     #[test]

@@ -40,9 +40,16 @@ impl LoadOptions {
     /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; those that are quantised
     /// in a GGUF file as they are. The cache in f32.
     pub fn for_device(device: &Device) -> Self {
-        let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
+        match device {
+            Device::Cpu => Self { dtype: DType::F32, tokens_per_pass: 256, ..Self::for_gpu() },
+            Device::Cuda(_) => Self::for_gpu(),
+        }
+    }
+
+    /// Those of [`for_device`](Self::for_device) for a GPU, which need not be there.
+    pub fn for_gpu() -> Self {
         Self {
-            dtype,
+            dtype: DType::F16,
             quantize: None,
             keep_quantized: true,
             cache: KvFormat::F32,
@@ -50,7 +57,7 @@ impl LoadOptions {
             host_embedding: false,
             vision: VisionPlace::Resident,
             vision_matrices: None,
-            tokens_per_pass: if device.is_cuda() { 1024 } else { 256 },
+            tokens_per_pass: 1024,
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::device::{self, detached};
 use crate::error::{Result, unsupported};
 use crate::model::{matrices, place};
 use pascaline::cuda::{self, CudaDevice};
-use pascaline::{DType, Device, Error, quant};
+use pascaline::{Device, Error, quant};
 use pascaline_virtual_gpu::Card;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -161,7 +161,7 @@ fn plan(
     let is_quantized = checkpoint.is_quantized();
     let model = Model { config: &config, is_quantized, storage: &storage, adapter: &|_| 0 };
     // matrices on a GPU are f16 if not given
-    let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
+    let usual = LoadOptions::for_gpu();
     let choice = model.fit(usual, asked, &work, &target.gpu, limit)?;
     let stored = |name: &str| storage(&choice.options, name);
     let estimate = estimate(&config, &choice, &stored, &work, &target.peaks)?;

@@ -29,7 +29,7 @@ use crate::pass::{BatchLogits, Last, Part, Passes, Row, Work, pages_of};
 use crate::processor::Prompt;
 use crate::request::{Accepted, Options, Output, StopReason};
 use crate::sampling::{Logprobs, Sampler, checked};
-use budget::Budget;
+use budget::{Budget, Waiting};
 use images::Images;
 use pages::Pages;
 use pascaline::governor::Pacer;
@@ -355,11 +355,9 @@ impl<'m> Batch<'m> {
         events: &mut Vec<Event>,
     ) -> (Vec<(usize, usize)>, Option<usize>) {
         let answers = self.running.iter().filter(|sequence| sequence.decodes()).count();
-        let without_answer = self.running.len() - answers + self.waiting.len();
         let mut room = match answers {
             0 => self.model.network.tokens_per_pass(),
-            _ if without_answer > answers => self.options.prompt_tokens,
-            _ => self.budget.tokens(answers),
+            _ => self.budget.tokens(answers, self.without_answer()),
         };
         let most = if answers > 0 { self.budget.patches() } else { usize::MAX };
         let mut vision = VisionWork { most, passed: None, go_on };
@@ -384,6 +382,15 @@ impl<'m> Batch<'m> {
             }
         }
         (parts, vision.passed)
+    }
+
+    /// The requests that have no token yet.
+    fn without_answer(&self) -> Waiting {
+        let sequences = self.running.iter().filter(|sequence| !sequence.decodes()).chain(&self.waiting);
+        sequences.fold(Waiting { requests: 0, tokens: 0 }, |waiting, sequence| Waiting {
+            requests: waiting.requests + 1,
+            tokens: waiting.tokens + sequence.left(),
+        })
     }
 
     /// Admits the first waiting request, if there are pages for it.

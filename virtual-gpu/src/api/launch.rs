@@ -1,7 +1,8 @@
 //! Modules and their JIT logs, functions, launches, occupancy.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cust_raw::*;
 
@@ -79,22 +80,30 @@ impl Logs {
     }
 }
 
-fn load(image: &[u8], logs: Option<&Logs>, out: Out<CUmodule>) -> Answer {
-    let d = &mut *enter()?;
-    let text = match std::str::from_utf8(image) {
-        Ok(t) => Module::parse(t).map_err(|e| format!("ptxas application ptx input, {e}")),
-        Err(_) => Err("the image is not text".to_owned()),
-    };
-    let module = match text {
-        Ok(m) => m,
-        Err(log) => {
-            if let Some(l) = logs {
-                // SAFETY: the logs were read from the same call's options.
-                unsafe { l.write("", &log) };
-            }
-            return Err(INVALID_PTX);
-        }
-    };
+/// The most bytes of PTX whose modules are kept.
+const MOST_KEPT: usize = 32 << 20;
+
+/// Modules that were read last, with their text: devices of one process mostly load the same ones.
+struct Kept {
+    modules: VecDeque<(Box<str>, Arc<Read>)>,
+    bytes: usize,
+}
+
+/// A module, and its entry in a JIT log.
+struct Read {
+    module: Arc<Module>,
+    info: String,
+}
+
+static KEPT: Mutex<Kept> = Mutex::new(Kept { modules: VecDeque::new(), bytes: 0 });
+
+/// Reads a module, or takes the one that was read from the same text.
+fn read(text: &str) -> Result<Arc<Read>, String> {
+    let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner); // it is whole at each point
+    if let Some((_, read)) = kept().modules.iter().find(|(of, _)| **of == *text) {
+        return Ok(read.clone());
+    }
+    let module = Module::parse(text).map_err(|e| format!("ptxas application ptx input, {e}"))?;
     let mut info = String::new();
     for k in module.kernels() {
         let r = module.registers(k);
@@ -103,11 +112,35 @@ fn load(image: &[u8], logs: Option<&Logs>, out: Out<CUmodule>) -> Answer {
             k.name, k.shared_bytes, k.local_bytes
         );
     }
+    let read = Arc::new(Read { module: Arc::new(module), info });
+    let Kept { modules, bytes } = &mut *kept();
+    modules.push_back((text.into(), read.clone()));
+    *bytes += text.len();
+    while *bytes > MOST_KEPT {
+        let Some((oldest, _)) = modules.pop_front() else { break };
+        *bytes -= oldest.len();
+    }
+    Ok(read)
+}
+
+fn load(image: &[u8], logs: Option<&Logs>, out: Out<CUmodule>) -> Answer {
+    let d = &mut *enter()?;
+    let text = std::str::from_utf8(image).map_err(|_| "the image is not text".to_owned());
+    let read = match text.and_then(read) {
+        Ok(read) => read,
+        Err(log) => {
+            if let Some(l) = logs {
+                // SAFETY: the logs were read from the same call's options.
+                unsafe { l.write("", &log) };
+            }
+            return Err(INVALID_PTX);
+        }
+    };
     let device = d.current;
-    let loaded = d.here().gpu.load(module).map_err(memory_code)?;
+    let loaded = d.here().gpu.load(read.module.clone()).map_err(memory_code)?;
     if let Some(l) = logs {
         // SAFETY: the logs were read from the same call's options.
-        unsafe { l.write(&info, "") };
+        unsafe { l.write(&read.info, "") };
     }
     let id = d.handle();
     d.modules.insert(id, OnDevice { device, loaded: Arc::new(loaded) });

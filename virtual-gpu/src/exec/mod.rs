@@ -193,7 +193,8 @@ impl Gpu {
     }
 
     /// Allocates a module's variables and writes their initial values.
-    pub fn load(&mut self, module: Module) -> Result<LoadedModule, MemoryError> {
+    pub fn load(&mut self, module: impl Into<Arc<Module>>) -> Result<LoadedModule, MemoryError> {
+        let module = module.into();
         let mut addresses = Vec::new();
         for v in &module.variables {
             let shared = v.space == VarSpace::Shared;
@@ -212,7 +213,7 @@ impl Gpu {
                 self.memory.write(at + from, &zeroes[..n])?;
             }
         }
-        Ok(LoadedModule { module: Arc::new(module), addresses })
+        Ok(LoadedModule { module, addresses })
     }
 
     pub fn unload(&mut self, loaded: &LoadedModule) -> Result<(), MemoryError> {
