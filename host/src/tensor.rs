@@ -4,6 +4,7 @@ mod construct;
 mod foreign;
 mod send;
 
+use crate::cuda::{DevicePtr, DevicePtrMut};
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result, Shape};
 use foreign::ForeignBytes;
@@ -443,6 +444,28 @@ impl Tensor {
     pub fn device_address<T: Element>(&self) -> Result<u64> {
         device_address::<T>(&self.storage, &self.layout)
     }
+
+    /// The elements, for a kernel of your own that reads them: a field of its parameters. They are contiguous.
+    /// [`PtxModule::launch`](crate::cuda::PtxModule::launch) says more.
+    ///
+    /// # Errors
+    /// As [`device_address`](Self::device_address).
+    pub fn device_ptr<T: Element>(&self) -> Result<DevicePtr<'_, T>> {
+        let address = self.device_address::<T>()?;
+        // SAFETY: the elements are of this type and the tensor is borrowed. Their memory is reused after the work that the stream
+        // has, and a launch on another one is refused.
+        Ok(unsafe { DevicePtr::from_address(address) })
+    }
+
+    /// As [`device_ptr`](Self::device_ptr), for a kernel that writes the elements.
+    ///
+    /// # Errors
+    /// As there and as [`view_mut`](Self::view_mut).
+    pub fn device_ptr_mut<T: Element>(&mut self) -> Result<DevicePtrMut<'_, T>> {
+        let address = self.view_mut()?.device_address::<T>()?;
+        // SAFETY: as above, the borrow is exclusive, and no other tensor shares the storage.
+        Ok(unsafe { DevicePtrMut::from_address(address) })
+    }
 }
 
 fn device_address<T: Element>(storage: &Storage, layout: &Layout) -> Result<u64> {
@@ -606,6 +629,16 @@ impl TensorMut<'_> {
     /// As there.
     pub fn device_address<T: Element>(&self) -> Result<u64> {
         device_address::<T>(self.storage, &self.layout)
+    }
+
+    /// As [`Tensor::device_ptr_mut`], of this part.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn device_ptr_mut<T: Element>(&mut self) -> Result<DevicePtrMut<'_, T>> {
+        let address = self.device_address::<T>()?;
+        // SAFETY: the elements are of this type, the view is borrowed exclusively, and nothing else refers to them.
+        Ok(unsafe { DevicePtrMut::from_address(address) })
     }
 }
 

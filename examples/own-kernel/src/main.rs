@@ -3,16 +3,13 @@
 //! `cargo run` takes the first CUDA device, or the virtual GPU where there is none; `cargo run -- cuda:1` and
 //! `cargo run -- virtual` name one.
 
-use cust::launch;
-use pascaline::cuda::{CudaDevice, PtxModule};
+use kernels::Add;
+use pascaline::cuda::PtxModule;
 use pascaline::{DType, Device, Error, Result, Tensor};
 use std::process::ExitCode;
 
 /// The code for the GPU, as `build.rs` has compiled it.
 const PTX: &str = include_str!("../kernels.ptx");
-
-/// Threads in a block.
-const BLOCK: u32 = 256;
 
 fn main() -> ExitCode {
     match run(std::env::args().nth(1)) {
@@ -32,27 +29,31 @@ fn run(name: Option<String>) -> Result<()> {
     let Device::Cuda(gpu) = &device else {
         return Err(Error::NoDevice { reason: format!("the kernel does not run on `{device}`") });
     };
-    let module = gpu.load_ptx(PTX)?;
+    let module = gpu.load_kernels(PTX, &[kernels::add.info()])?;
 
     let (x, y): (Vec<f32>, Vec<f32>) = (0..100_000).map(|i| (i as f32, 0.5 * i as f32)).unzip();
     let a = Tensor::from_slice(&x, [x.len()], &device)?;
     let b = Tensor::from_slice(&y, [y.len()], &device)?;
-    let sum = add(gpu, &module, &a, &b)?.to_vec::<f32>()?;
+    let sum = add(&module, &a, &b)?.to_vec::<f32>()?;
 
     assert!(sum.iter().zip(x.iter().zip(&y)).all(|(sum, (x, y))| *sum == x + y));
     println!("{} right sums on {device}; the kernel was {}", sum.len(), env!("CUDA_BUILDER_ORIGIN"));
     Ok(())
 }
 
-/// a + b, as long as the shorter of the two; all on the stream of `gpu`.
-fn add(gpu: &CudaDevice, module: &PtxModule, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let (a_len, b_len) = (a.shape().elements(), b.shape().elements());
-    let mut sum = Tensor::uninitialized([a_len.min(b_len)], DType::F32, &Device::Cuda(gpu.clone()))?;
-    let written = sum.view_mut()?.device_address::<f32>()?;
-    let (a, b) = (a.device_address::<f32>()?, b.device_address::<f32>()?);
-    let (stream, grid) = (gpu.stream(), (a_len.min(b_len) as u32).div_ceil(BLOCK));
-    // SAFETY: `add` takes two slices, which are a pointer and a length each, and a pointer to as many elements as both have.
-    // The three are on this stream, and nothing but `sum` refers to what is written.
-    unsafe { launch!(module.add<<<grid, BLOCK, 0, stream>>>(a, a_len, b, b_len, written))? };
+/// a + b, as long as the shorter of the two.
+fn add(module: &PtxModule, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let elements = a.shape().elements().min(b.shape().elements());
+    let mut sum = Tensor::uninitialized([elements], DType::F32, &a.device())?;
+    let len = u32::try_from(elements).map_err(|_| Error::TooLarge {
+        op: "add",
+        argument: "a",
+        elements: elements as _,
+        limit: u32::MAX as _,
+    })?;
+    let parameters = Add { sum: sum.device_ptr_mut()?, a: a.device_ptr()?, b: b.device_ptr()?, len };
+    let grid = [len.div_ceil(kernels::add.threads()), 1, 1];
+    // SAFETY: PTX was compiled from `kernels`; the three tensors have `len` elements at least.
+    unsafe { module.launch(&kernels::add, grid, 0, &parameters)? };
     Ok(sum)
 }

@@ -1,26 +1,32 @@
 //! Kernels of a user's own PTX, launched through cust's `launch!`.
 
+use super::launch::enqueue;
 use super::module::load_ptx;
+use super::parameters::{Kind, Parameter, agree, parameters};
 use super::{CudaDevice, Stream, check};
 use crate::{Error, Result};
+use cuda_std::{DevicePtr, DevicePtrMut, KernelInfo};
 use cust::function::{BlockSize, GridSize};
 use cust::sys;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::marker::PhantomData;
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 /// The driver's code for a name that a module does not have.
 const NOT_FOUND: u32 = 500;
 
 /// A module of your own PTX on a device, from [`CudaDevice::load_ptx`]. It lives as long as the process.
 ///
-/// Its kernels are launched on a [`Stream`] by cust's `launch!`, which takes this type and [`Function`] as it takes cust's
-/// own; addresses come from [`Tensor::device_address`](crate::Tensor::device_address) and
+/// A kernel with a contract is launched by [`launch`](Self::launch), which the compiler checks. Others are launched on a [`Stream`] by
+/// [`launch!`](crate::launch), which compares sizes and kinds of the arguments with the PTX; cust's own `launch!` takes this type
+/// and [`Function`] too, and only the number of arguments is compared. Addresses come from
+/// [`Tensor::device_address`](crate::Tensor::device_address) and
 /// [`TensorMut::device_address`](crate::TensorMut::device_address):
 ///
 /// ```
-/// use cust::launch;
-/// use pascaline::{DType, Device, Tensor};
+/// use pascaline::{DType, Device, Tensor, launch};
 ///
 /// # // as cuda_builder makes it of `#[kernel] unsafe fn double(y: *mut f32, x: &[f32])`
 /// # const PTX: &str = "
@@ -66,13 +72,106 @@ const NOT_FOUND: u32 = 500;
 pub struct PtxModule {
     device: CudaDevice,
     module: sys::CUmodule,
-    /// The sizes of each kernel's parameters.
-    parameters: HashMap<String, Vec<usize>>,
+    /// Each kernel's parameters.
+    parameters: HashMap<String, Vec<Parameter>>,
+    /// The kernels that were launched by their contract, which was compared with the PTX.
+    typed: Mutex<HashMap<&'static str, (KernelInfo, sys::CUfunction)>>,
+}
+
+/// A value that [`launch!`](crate::launch) passes to a kernel.
+///
+/// # Safety
+/// The value has no padding, and a kernel may read it as a parameter of this kind and of the value's size.
+pub unsafe trait LaunchArgument {
+    /// Its kind.
+    const KIND: Kind;
+}
+
+macro_rules! arguments {
+    ($($kind:ident: $($ty:ty)*;)*) => {$($(
+        // SAFETY: a number.
+        unsafe impl LaunchArgument for $ty {
+            const KIND: Kind = Kind::$kind;
+        }
+    )*)*};
+}
+
+arguments! {
+    Float: f32 f64;
+    Integer: u8 i8 u16 i16 u32 i32 u64 i64 usize isize;
+    Bytes: half::f16;
+}
+
+// SAFETY: a `repr(transparent)` pointer.
+unsafe impl<T> LaunchArgument for DevicePtr<'_, T> {
+    const KIND: Kind = Kind::Integer;
+}
+// SAFETY: a `repr(transparent)` pointer.
+unsafe impl<T> LaunchArgument for DevicePtrMut<'_, T> {
+    const KIND: Kind = Kind::Integer;
+}
+// SAFETY: a pointer.
+unsafe impl<T> LaunchArgument for *const T {
+    const KIND: Kind = Kind::Integer;
+}
+// SAFETY: a pointer.
+unsafe impl<T> LaunchArgument for *mut T {
+    const KIND: Kind = Kind::Integer;
+}
+// SAFETY: the elements are values without padding, one behind the other.
+unsafe impl<T: LaunchArgument, const N: usize> LaunchArgument for [T; N] {
+    const KIND: Kind = Kind::Bytes;
+}
+
+/// An argument of a launch: where it is, how large, of which kind.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Argument<'a> {
+    value: *mut c_void,
+    bytes: usize,
+    kind: Kind,
+    of: PhantomData<&'a ()>,
+}
+
+impl<'a> Argument<'a> {
+    /// The argument that this value is.
+    pub fn new<T: LaunchArgument>(value: &'a T) -> Self {
+        let address = ptr::from_ref(value).cast_mut().cast();
+        Self { value: address, bytes: size_of::<T>(), kind: T::KIND, of: PhantomData }
+    }
+}
+
+/// cust's `launch!` with arguments whose sizes and kinds are compared with the PTX before the launch: an `f64` for an `f32`, a float
+/// for an address or an `i32` for a `usize` are errors. Arguments are [`LaunchArgument`](crate::cuda::LaunchArgument)s: numbers,
+/// device pointers, addresses, and arrays of them.
+///
+/// ```text
+/// launch!(module.name<<<grid, block, shared_bytes, stream>>>(arguments))
+/// launch!(function<<<grid, block, shared_bytes, stream>>>(arguments))
+/// ```
+///
+/// # Safety
+/// As [`Stream::launch`](crate::cuda::Stream::launch), but for the arguments' number, sizes and kinds.
+#[macro_export]
+macro_rules! launch {
+    ($module:ident . $name:ident <<< $grid:expr, $block:expr, $shared:expr, $stream:ident >>> ($($argument:expr),* $(,)?)) => {
+        match $module.get_function(::core::stringify!($name)) {
+            Ok(function) => $stream.launch_checked(
+                &function, $grid, $block, $shared, &[$($crate::cuda::Argument::new(&$argument)),*],
+            ),
+            Err(error) => Err(error),
+        }
+    };
+    ($function:ident <<< $grid:expr, $block:expr, $shared:expr, $stream:ident >>> ($($argument:expr),* $(,)?)) => {
+        $stream.launch_checked(
+            &$function, $grid, $block, $shared, &[$($crate::cuda::Argument::new(&$argument)),*],
+        )
+    };
 }
 
 // SAFETY: the handle names code of the device's context, which outlives it; the driver lets any thread use it.
 unsafe impl Send for PtxModule {}
-// SAFETY: the driver serialises calls on one module, and the parameters only are read.
+// SAFETY: the driver serialises calls on one module; the parameters are only read, and the rest has a lock.
 unsafe impl Sync for PtxModule {}
 
 /// A kernel of a [`PtxModule`].
@@ -81,8 +180,7 @@ pub struct Function {
     device: CudaDevice,
     function: sys::CUfunction,
     name: String,
-    /// The sizes of its parameters.
-    parameters: Vec<usize>,
+    parameters: Vec<Parameter>,
 }
 
 // SAFETY: the handle names code of a module that is never unloaded; the driver lets any thread use it.
@@ -98,11 +196,39 @@ impl CudaDevice {
     pub fn load_ptx(&self, ptx: &str) -> Result<PtxModule> {
         self.bind()?;
         let module = load_ptx(ptx)?;
-        Ok(PtxModule { device: self.clone(), module, parameters: parameter_sizes(ptx) })
+        Ok(PtxModule { device: self.clone(), module, parameters: parameters(ptx), typed: Mutex::default() })
+    }
+
+    /// As [`load_ptx`](Self::load_ptx), for kernels with contracts, which are compared with the PTX: `spec.info()` of each kernel.
+    ///
+    /// # Errors
+    /// As there, and [`Error::ModuleLoad`] if a kernel is not in the PTX or has parameters of other sizes.
+    pub fn load_kernels(&self, ptx: &str, kernels: &[KernelInfo]) -> Result<PtxModule> {
+        let module = self.load_ptx(ptx)?;
+        kernels.iter().try_for_each(|info| module.typed_function(info).map(drop))?;
+        Ok(module)
     }
 }
 
 impl PtxModule {
+    /// The device that it was loaded on.
+    pub fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// The kernel of a contract, which has the parameters that the contract says.
+    pub(super) fn typed_function(&self, info: &KernelInfo) -> Result<sys::CUfunction> {
+        let mut typed = self.typed.lock().unwrap_or_else(PoisonError::into_inner);
+        match typed.get(info.name) {
+            Some((known, function)) if known.parameters == info.parameters => return Ok(*function),
+            _ => {}
+        }
+        let function = self.get_function(info.name)?;
+        agree(info, function.parameters.iter().map(|parameter| parameter.bytes))?;
+        typed.insert(info.name, (*info, function.function));
+        Ok(function.function)
+    }
+
     /// The kernel of this name.
     ///
     /// # Errors
@@ -153,89 +279,99 @@ impl Stream {
         arguments: &[*mut c_void],
     ) -> Result<()> {
         let (grid, block): (GridSize, BlockSize) = (grid.into(), block.into());
-        if arguments.len() != function.parameters.len() {
-            return Err(Error::Unsupported {
-                op: "launch",
-                argument: "arguments",
-                value: arguments.len().to_string(),
-                reason: format!(
-                    "{} has {} parameters, of which a slice is two: pointer and length",
-                    function.name,
-                    function.parameters.len()
-                ),
-            });
+        function.check_count(arguments.len())?;
+        // SAFETY: the number was checked, and this function's contract is the other's.
+        unsafe { self.launch_raw(function, grid, block, shared_bytes, arguments) }
+    }
+
+    /// As [`launch`](Self::launch), with arguments of known sizes and kinds, which are compared with the kernel's parameters:
+    /// [`launch!`](crate::launch) calls it.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Unsupported`] for an argument of another size or kind.
+    ///
+    /// # Safety
+    /// As there; that the sizes and kinds fit is checked.
+    pub unsafe fn launch_checked<G: Into<GridSize>, B: Into<BlockSize>>(
+        &self,
+        function: &Function,
+        grid: G,
+        block: B,
+        shared_bytes: u32,
+        arguments: &[Argument<'_>],
+    ) -> Result<()> {
+        function.check_count(arguments.len())?;
+        for (index, (argument, parameter)) in arguments.iter().zip(&function.parameters).enumerate() {
+            let is_of_kind = match (argument.kind, parameter.kind) {
+                (Kind::Bytes, _) | (_, Kind::Bytes) => true,
+                (given, declared) => given == declared,
+            };
+            if argument.bytes != parameter.bytes || !is_of_kind {
+                return Err(Error::Unsupported {
+                    op: "launch",
+                    argument: "arguments",
+                    value: format!("{} in place {index}", describe(argument.kind, argument.bytes)),
+                    reason: format!(
+                        "{} has {} there; write a number with its type, as in 2.0f32",
+                        function.name,
+                        describe(parameter.kind, parameter.bytes)
+                    ),
+                });
+            }
         }
-        if [grid.x, grid.y, grid.z].contains(&0) {
+        let values: Vec<*mut c_void> = arguments.iter().map(|argument| argument.value).collect();
+        // SAFETY: number, sizes and kinds were checked, and the rest is this function's contract.
+        unsafe { self.launch_raw(function, grid.into(), block.into(), shared_bytes, &values) }
+    }
+
+    /// # Safety
+    /// As [`launch`](Self::launch), and there are as many arguments as parameters.
+    unsafe fn launch_raw(
+        &self,
+        function: &Function,
+        grid: GridSize,
+        block: BlockSize,
+        shared_bytes: u32,
+        arguments: &[*mut c_void],
+    ) -> Result<()> {
+        let (grid, block) = ([grid.x, grid.y, grid.z], [block.x, block.y, block.z]);
+        if grid.contains(&0) {
             return Ok(());
         }
         function.device.bind()?;
-        let sizes = function.parameters.iter().copied();
+        let sizes = function.parameters.iter().map(|parameter| parameter.bytes);
         // SAFETY: each argument points to a value of the type that the kernel declares, by this function's contract.
         unsafe { self.keep_exposed(arguments.iter().map(|argument| argument.cast_const()).zip(sizes)) };
-        let _lock = self.lock_to_enqueue();
-        // SAFETY: the function belongs to the bound context. `arguments` points to one value for each parameter: the
-        // number was checked above, the types are this function's contract. The driver copies the values before it returns.
-        let result = unsafe {
-            sys::cuLaunchKernel(
-                function.function,
-                grid.x,
-                grid.y,
-                grid.z,
-                block.x,
-                block.y,
-                block.z,
-                shared_bytes,
-                self.raw(),
-                arguments.as_ptr().cast_mut(),
-                ptr::null_mut(),
-            )
-        };
-        check("cuLaunchKernel", result)
+        let mut values = arguments.to_vec();
+        // SAFETY: the function belongs to the bound context; each value is of its parameter's type: this function's contract.
+        unsafe { enqueue(self, function.function, grid, block, shared_bytes, &mut values) }
     }
 }
 
-/// The sizes of the parameters of each `.entry NAME(.param .u64 a, .param .align 8 .b8 p[16])`. The driver reports them only since
-/// CUDA 12.4.
-fn parameter_sizes(ptx: &str) -> HashMap<String, Vec<usize>> {
-    let code: Vec<&str> = ptx.lines().map(|line| line.split("//").next().unwrap_or(line)).collect();
-    let code = code.join("\n");
-    let entries = code.split(".entry").skip(1).map(|rest| {
-        let rest = rest.trim_start();
-        let end = rest.find(|c: char| !c.is_alphanumeric() && !"_$%".contains(c)).unwrap_or(rest.len());
-        let (name, rest) = rest.split_at(end);
-        let list = rest.trim_start().strip_prefix('(').and_then(|list| list.split(')').next());
-        (
-            name.to_owned(),
-            list.map_or(Vec::new(), |list| list.split(".param").skip(1).map(parameter_size).collect()),
-        )
-    });
-    entries.collect()
-}
-
-/// The size of `.u64 .ptr .align 1 a` or `.align 8 .b8 p[16]`; 0 for a type that is not known.
-fn parameter_size(text: &str) -> usize {
-    let bits = text
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix(['.'])?.strip_prefix(['u', 's', 'b', 'f'])?.parse().ok());
-    let count = text.split_once('[').and_then(|(_, rest)| rest.split(']').next()?.trim().parse().ok());
-    bits.unwrap_or(0usize) / 8 * count.unwrap_or(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parameter_sizes;
-
-    #[test]
-    fn parameters_are_found_however_the_text_is_broken() {
-        let ptx = ".visible .entry one(\n\t.param .u64 .ptr .align 1 a\n)\n{ ret; }\n// .entry two(.param .u32 n)\n\
-                   .entry two ( .param .align 8 .b8 p[16], // .param\n .param .f32 x)\n.maxntid 32\n{ ret; }\n\
-                   .entry none { ret; }\n.entry\nempty() { ret; }";
-        let sizes = parameter_sizes(ptx);
-        let of = |name: &str| sizes.get(name).map(Vec::as_slice);
-        assert_eq!(
-            [of("one"), of("two"), of("none"), of("empty")],
-            [Some(&[8][..]), Some(&[16, 4]), Some(&[]), Some(&[])]
-        );
-        assert_eq!(sizes.len(), 4);
+impl Function {
+    fn check_count(&self, arguments: usize) -> Result<()> {
+        if arguments == self.parameters.len() {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            op: "launch",
+            argument: "arguments",
+            value: arguments.to_string(),
+            reason: format!(
+                "{} has {} parameters, of which a slice is two: pointer and length",
+                self.name,
+                self.parameters.len()
+            ),
+        })
     }
+}
+
+/// `a float of 8 bytes`
+fn describe(kind: Kind, bytes: usize) -> String {
+    let kind = match kind {
+        Kind::Float => "a float of ",
+        Kind::Integer => "an integer or address of ",
+        Kind::Bytes => "",
+    };
+    format!("{kind}{bytes} bytes")
 }

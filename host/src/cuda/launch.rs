@@ -1,6 +1,6 @@
 //! Launching a kernel as its [`KernelSpec`] says.
 
-use super::{CudaDevice, check};
+use super::{CudaDevice, Stream, check};
 use crate::{Error, Result};
 use cuda_std::{KernelInfo, KernelParams, KernelSpec};
 use cust::sys;
@@ -81,44 +81,65 @@ impl CudaDevice {
         if grid.contains(&0) {
             return Ok(());
         }
-        for (axis, (&blocks, limit)) in grid.iter().zip(MAX_GRID).enumerate() {
-            if blocks > limit {
-                let argument = ["grid.x", "grid.y", "grid.z"][axis];
-                return Err(Error::TooLarge {
-                    op: spec.name,
-                    argument,
-                    elements: blocks.into(),
-                    limit: limit.into(),
-                });
-            }
-        }
+        check_grid(spec.name, grid)?;
         self.bind()?;
         let function = self.modules().kernel(spec.name)?.function;
-        let [x, y, z] = spec.block;
-        let _lock = self.stream().lock_to_enqueue();
         // SAFETY: the function belongs to the bound context. `values` points to the kernel's parameters: this function's
-        // contract. The driver copies them before it returns.
-        let result = unsafe {
-            sys::cuLaunchKernel(
-                function,
-                grid[0],
-                grid[1],
-                grid[2],
-                x,
-                y,
-                z,
-                0,
-                self.stream().raw(),
-                values.as_mut_ptr(),
-                ptr::null_mut(),
-            )
-        };
-        check("cuLaunchKernel", result)?;
-        TRACE.with(|trace| {
-            if let Some(names) = trace.borrow_mut().as_mut() {
-                names.push(spec.name);
-            }
-        });
+        // contract.
+        unsafe { enqueue(self.stream(), function, grid, spec.block, 0, values) }?;
+        traced(spec.name);
         Ok(())
     }
+}
+
+/// Fails for a grid beyond the hardware's limit.
+pub(super) fn check_grid(op: &'static str, grid: [u32; 3]) -> Result<()> {
+    for (axis, (&blocks, limit)) in grid.iter().zip(MAX_GRID).enumerate() {
+        if blocks > limit {
+            let argument = ["grid.x", "grid.y", "grid.z"][axis];
+            return Err(Error::TooLarge { op, argument, elements: blocks.into(), limit: limit.into() });
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// The function belongs to the bound context, which is the stream's. `values` points to one value for each of its parameters, and
+/// the kernel may use the memory in them on the stream.
+pub(super) unsafe fn enqueue(
+    stream: &Stream,
+    function: sys::CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    values: &mut [*mut c_void],
+) -> Result<()> {
+    let _lock = stream.lock_to_enqueue();
+    let ([gx, gy, gz], [x, y, z]) = (grid, block);
+    // SAFETY: this function's contract; the driver copies the values before it returns.
+    let result = unsafe {
+        sys::cuLaunchKernel(
+            function,
+            gx,
+            gy,
+            gz,
+            x,
+            y,
+            z,
+            shared_bytes,
+            stream.raw(),
+            values.as_mut_ptr(),
+            ptr::null_mut(),
+        )
+    };
+    check("cuLaunchKernel", result)
+}
+
+/// Notes a launch for [`trace`].
+pub(super) fn traced(name: &'static str) {
+    TRACE.with(|trace| {
+        if let Some(names) = trace.borrow_mut().as_mut() {
+            names.push(name);
+        }
+    });
 }

@@ -17,19 +17,27 @@ mod module;
 pub(crate) mod nccl;
 pub mod occupancy;
 mod packed;
+mod parameters;
 mod planned;
 mod stream;
+mod typed;
+#[cfg(all(test, feature = "virtual-gpu"))]
+mod typed_tests;
 
 pub use archive::{PTX_ORIGIN, ptx, ptx_compressed_bytes, ptx_modules, ptx_of};
 pub use compiling::on_slow_compilation;
+pub use cuda_std::{DevicePtr, DevicePtrMut, KernelInfo, KernelParams, KernelSpec};
 pub(crate) use device::WITHOUT_VIRTUAL_GPU;
 pub use device::{CudaDevice, Properties, driver_version, forget_current};
 pub use event::Event;
 pub(crate) use exposed::{conceal, expose};
-pub use foreign::{Function, PtxModule};
+#[doc(hidden)]
+pub use foreign::Argument;
+pub use foreign::{Function, LaunchArgument, PtxModule};
 pub use graph::Graph;
 pub use launch::trace;
 pub use module::Loaded;
+pub use parameters::Kind;
 pub use planned::PlannedGpu;
 pub(crate) use planned::{Planning, count_host_bytes, refused};
 pub(crate) use stream::COUNTERS;

@@ -3,6 +3,7 @@
 use super::archive::{ptx_modules, ptx_of};
 use super::compiling::Compiling;
 use super::occupancy::Resources;
+use super::parameters::agree_all;
 use super::{CudaDevice, check, ensure_alive};
 use crate::{Error, Result};
 use cuda_std::KernelInfo;
@@ -118,6 +119,7 @@ impl Modules {
             return Ok(());
         }
         let text = ptx_of(name)?;
+        agree_all(&text, self.slots_of(name).map(|slot| &slot.info))?;
         let module = {
             let _compiling = Compiling::begin();
             load_ptx(&text)?

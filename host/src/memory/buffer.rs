@@ -2,12 +2,14 @@
 
 use super::adaptor::{Entry, Recorder};
 use super::device::{DevicePool, StreamHandle, pool_for};
-use crate::cuda::{CudaDevice, Kept, check, conceal, expose};
+use crate::cuda::{CudaDevice, DevicePtr, DevicePtrMut, Kept, check, conceal, expose};
 use crate::mutation::{Wait, left_out};
 use crate::{Element, Error, Result};
+use bytemuck::Pod;
 use cust::sys;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLockReadGuard};
@@ -170,9 +172,42 @@ impl DeviceBuffer {
         if self.memory.bytes > 0 && !self.memory.is_exposed.swap(true, Ordering::Relaxed) {
             let memory: Kept = self.memory.clone();
             let start = self.memory.address;
-            expose(start..start + self.memory.bytes as u64, &memory);
+            expose(start..start + self.memory.bytes as u64, &memory, self.device.stream());
         }
         self.address_to_queue()
+    }
+
+    /// Its elements from `range.start` to `range.end`, for a kernel of your own that reads them.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the range is not inside the buffer or not aligned for `T`.
+    pub fn device_ptr<T: Pod>(&self, range: Range<usize>) -> Result<DevicePtr<'_, T>> {
+        let address = self.address_of::<T>(range)?;
+        // SAFETY: the elements are inside the buffer, which is borrowed; any bytes are a `T`. Its memory is reused after the work
+        // that its stream has, and a launch on another one is refused.
+        Ok(unsafe { DevicePtr::from_address(address) })
+    }
+
+    /// As [`device_ptr`](Self::device_ptr), for a kernel that writes them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn device_ptr_mut<T: Pod>(&mut self, range: Range<usize>) -> Result<DevicePtrMut<'_, T>> {
+        let address = self.address_of::<T>(range)?;
+        // SAFETY: as above, and the borrow is exclusive.
+        Ok(unsafe { DevicePtrMut::from_address(address) })
+    }
+
+    fn address_of<T>(&self, range: Range<usize>) -> Result<u64> {
+        let end = range.end.checked_mul(size_of::<T>()).filter(|&end| end <= self.bytes());
+        let offset = end.filter(|_| range.start <= range.end).map(|_| range.start * size_of::<T>());
+        let address = offset.map(|offset| self.address() + offset as u64);
+        address.filter(|address| address % align_of::<T>() as u64 == 0).ok_or_else(|| Error::Unsupported {
+            op: "device_ptr",
+            argument: "range",
+            value: format!("{range:?} of {} bytes each", size_of::<T>()),
+            reason: format!("the buffer has {} bytes", self.bytes()),
+        })
     }
 
     /// The device address of its first byte, for work that is queued before this buffer is dropped. While the stream is being

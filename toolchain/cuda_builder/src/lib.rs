@@ -45,6 +45,10 @@
 //! LTO leaves. The PTX is then finished and checked by [`ptx`]: launch bounds written into the entries, `.target` and
 //! `.version` as asked for, every `#[kernel]` there, nothing unresolved.
 //!
+//! Two things that LLVM gets wrong before sm_70 are made right, or refused with the kernel's name. `core` is compiled from a copy of
+//! its sources whose atomics have fences, because PTX has no orderings there. Remainders of floats become calls of an exact function
+//! of `cuda_std`. LLVM's intermediate code, which rustc leaves beside the PTX, says how many there must be.
+//!
 //! # Compilers
 //!
 //! rustc compiles for `sm_61` up to 1.96; later releases begin at `sm_70`. A build whose own rustc has dropped the
@@ -54,7 +58,12 @@
 //! command installs what is missing. When the sources or a toolchain have been installed, cargo runs the build script
 //! again.
 
+mod core_sources;
+mod ir;
+mod items;
+mod lower;
 pub mod ptx;
+mod remainder;
 mod toolchain;
 
 pub use toolchain::{NoToolchain, Unusable};
@@ -233,11 +242,12 @@ impl CudaBuilder {
             self.compile(&manifest, &out_dir)
         };
         let (text, origin) = match (built, &self.prebuilt) {
-            (Ok((raw, toolchain)), _) => {
-                let finished = ptx::finish(&raw).and_then(|text| {
-                    ptx::check(&text, self.arch.sm(), self.isa)?;
-                    Ok(text)
-                });
+            (Ok((raw, facts, toolchain)), _) => {
+                let finished =
+                    lower::lower(&raw, &facts).and_then(|raw| ptx::finish(&raw)).and_then(|text| {
+                        ptx::check(&text, self.arch.sm(), self.isa)?;
+                        Ok(text)
+                    });
                 let text =
                     finished.map_err(|source| CudaBuilderError::BadPtx { path: ptx_path.clone(), source })?;
                 let by = toolchain.name.map(|name| format!(" by {name} (rustc {})", toolchain.version));
@@ -277,8 +287,12 @@ impl CudaBuilder {
         format!("{}-{}.ptx", folder.to_string_lossy(), self.arch.sm())
     }
 
-    /// Runs cargo for the crate. Returns the PTX as LLVM wrote it, and the toolchain.
-    fn compile(&self, manifest: &Path, out_dir: &Path) -> Result<(String, Toolchain), CudaBuilderError> {
+    /// Runs cargo for the crate. Returns the PTX as LLVM wrote it, what LLVM's intermediate code says of it, and the toolchain.
+    fn compile(
+        &self,
+        manifest: &Path,
+        out_dir: &Path,
+    ) -> Result<(String, ir::Facts, Toolchain), CudaBuilderError> {
         let search = Programs::of_this_build().find(self.arch.sm());
         for path in &search.watch {
             rerun_if_changed(path);
@@ -289,7 +303,7 @@ impl CudaBuilder {
         }
         let target_dir = shared_target_dir(out_dir);
         let output = self
-            .cargo(&toolchain, manifest, &target_dir)
+            .cargo(&toolchain, manifest, &target_dir)?
             .output()
             .map_err(|error| CudaBuilderError::Unavailable(format!("cargo can't be started: {error}")))?;
         if !output.status.success() {
@@ -306,11 +320,17 @@ impl CudaBuilder {
             .ok_or_else(|| CudaBuilderError::Unavailable("cargo's messages name no library".into()))?;
         rerun_if_dependencies_change(&archive.with_extension("d"));
         let asm = assembly_of(&archive, &target_dir.join(TARGET).join("release"))?;
-        Ok((read(&asm)?, toolchain))
+        let facts = ir::facts(&read(&asm.with_extension("ll"))?);
+        Ok((read(&asm)?, facts, toolchain))
     }
 
     /// The command that compiles the GPU crate.
-    fn cargo(&self, toolchain: &Toolchain, manifest: &Path, target_dir: &Path) -> Command {
+    fn cargo(
+        &self,
+        toolchain: &Toolchain,
+        manifest: &Path,
+        target_dir: &Path,
+    ) -> Result<Command, CudaBuilderError> {
         let mut cargo = Command::new(&toolchain.cargo);
         // A static library is archived by rustc itself. Fat LTO, which runs before that, leaves the whole
         // program as one PTX file, so that no linker is needed.
@@ -322,8 +342,16 @@ impl CudaBuilder {
             .arg(target_dir);
         if toolchain.core == Core::Sources {
             cargo.arg("-Zbuild-std=core");
+            let library = toolchain.sysroot.join("lib/rustlib/src/rust/library");
+            let folder = target_dir.join(format!("core-{}", toolchain.version));
+            let sources = core_sources::with_fences(&library, &folder)
+                .map_err(|source| CudaBuilderError::Io { path: folder, source })?;
+            // Cargo has no stable name for this. Without it, orderings are found in LLVM's code and refused.
+            if let Some(sources) = sources {
+                cargo.env("__CARGO_TESTS_ONLY_SRC_ROOT", sources);
+            }
         }
-        cargo.args(["--", "--emit=asm"]);
+        cargo.args(["--", "--emit=asm,llvm-ir"]);
         for variable in HOST_ONLY {
             cargo.env_remove(variable);
         }
@@ -358,7 +386,7 @@ impl CudaBuilder {
         if let Some(name) = &toolchain.name {
             cargo.env("RUSTUP_TOOLCHAIN", name);
         }
-        cargo
+        Ok(cargo)
     }
 }
 

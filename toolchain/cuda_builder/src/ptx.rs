@@ -1,5 +1,6 @@
 //! Finishing, checking and reading the PTX that LLVM writes.
 
+use crate::items::{declared_name, entry_name, item_end};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -41,6 +42,19 @@ pub enum PtxError {
     /// A function that is called and not defined.
     #[error("unresolved function {0}")]
     Unresolved(String),
+    /// `%` of floats in this function is in a form for which there is no exact one.
+    #[error("`{0}`: a remainder (`%`) of floats can't be made exact; compute it in a function of its own")]
+    Remainder(String),
+    /// An atomic operation whose ordering the architecture does not have, and which was compiled without fences.
+    #[error(
+        "`{function}`: no fences for the ordering of `{operation}`; install the component rust-src, or use Relaxed and fences of cuda_std::thread"
+    )]
+    Ordering {
+        /// The kernel or function.
+        function: String,
+        /// As LLVM writes it.
+        operation: String,
+    },
     /// A line that LLVM does not write.
     #[error("line {line}: {reason}")]
     Malformed {
@@ -244,33 +258,6 @@ fn numbered_labels(kernel: &str, number: usize) -> String {
     kernel.replace(&format!("{LABEL}{}_", &after[..digits]), &format!("{LABEL}{number}_"))
 }
 
-/// One past the last line of the declaration, function or entry that begins at `first`.
-fn item_end(lines: &[&str], first: usize) -> Option<usize> {
-    let mut depth = 0usize;
-    for (index, line) in lines.iter().enumerate().skip(first) {
-        let opened = line.matches('{').count();
-        let closed = line.matches('}').count();
-        depth = (depth + opened).saturating_sub(closed);
-        if depth == 0 && (closed > 0 || line.trim_end().ends_with(';')) {
-            return Some(index + 1);
-        }
-    }
-    None
-}
-
-/// The name that a line outside of entries declares: the last word before its size, value, parameters or end.
-fn declared_name(line: &str) -> &str {
-    let head = line.split(['[', '=', ';']).next().unwrap_or(line);
-    let head = head.strip_suffix('(').unwrap_or(head).trim_end();
-    head.rsplit([' ', '\t', '(']).find(|word| !word.is_empty()).unwrap_or(head)
-}
-
-/// The name in `.visible .entry NAME(`.
-fn entry_name(line: &str) -> Option<&str> {
-    let (_, rest) = line.split_once(".entry ")?;
-    Some(rest.split(['(', ' ']).next().unwrap_or(rest).trim())
-}
-
 /// Checks target, version, that there are kernels, and that every function called is defined.
 ///
 /// # Errors
@@ -284,10 +271,16 @@ pub fn check(text: &str, target: &str, isa: (u32, u32)) -> Result<(), PtxError> 
     if version != isa {
         return Err(PtxError::Version { found: version, wanted: isa });
     }
+    let entries = entries(text)?;
     if let Some(line) = text.lines().find(|line| line.starts_with(".extern .func")) {
-        return Err(PtxError::Unresolved(line.trim_start_matches(".extern .func").trim().to_owned()));
+        let name = declared_name(line.trim_start_matches(".extern .func").trim());
+        let is_call = |line: &str| instruction(line).starts_with("call") && line.contains(name);
+        let callers = entries.iter().filter(|entry| entry.body.lines().any(is_call));
+        let callers = callers.map(|entry| entry.name.as_str()).collect::<Vec<_>>().join(", ");
+        let by = if callers.is_empty() { callers } else { format!(", called by kernel {callers}") };
+        return Err(PtxError::Unresolved(format!("{name}{by}")));
     }
-    if entries(text)?.is_empty() {
+    if entries.is_empty() {
         return Err(PtxError::NoKernels);
     }
     Ok(())

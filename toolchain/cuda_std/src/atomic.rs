@@ -1,5 +1,5 @@
-//! Floating-point atomics that `core` does not have. Integer atomics are `core::sync::atomic`'s, which rustc's NVPTX
-//! back end lowers to `atom` and `red`.
+//! Floating-point atomics that `core` does not have. Integer atomics are `core::sync::atomic`'s, which become `atom` and `red`
+//! with the fences that `cuda_builder` puts beside them.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
@@ -22,11 +22,14 @@ impl AtomicF32 {
         self.0.into_inner()
     }
 
-    /// Adds `value` and returns what was there before. Memory is ordered as [`Ordering::Relaxed`] on the GPU,
-    /// whatever `order` says; put a fence beside it where more is needed.
+    /// Adds `value` and returns what was there before. Orderings hold among the threads of the GPU: `membar.gl` before it to
+    /// release, after it to acquire.
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
-    pub fn fetch_add(&self, value: f32, _order: Ordering) -> f32 {
+    pub fn fetch_add(&self, value: f32, order: Ordering) -> f32 {
+        if matches!(order, Ordering::Release | Ordering::AcqRel | Ordering::SeqCst) {
+            crate::thread::device_fence();
+        }
         let old;
         // SAFETY: the pointer comes from a live reference.
         unsafe {
@@ -37,6 +40,9 @@ impl AtomicF32 {
                 value = in(reg32) value,
                 options(nostack, preserves_flags)
             );
+        }
+        if matches!(order, Ordering::Acquire | Ordering::AcqRel | Ordering::SeqCst) {
+            crate::thread::device_fence();
         }
         old
     }

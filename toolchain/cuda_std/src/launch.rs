@@ -16,77 +16,77 @@ pub const MAX_PARAMS: usize = 32;
 
 /// A kernel's parameters. Derive it: `#[derive(Clone, Copy, KernelParams)] #[repr(C)] pub struct Rows<T> { .. }`.
 ///
-/// Fields are numbers, raw pointers, and `#[repr(C)]` structs of 4-byte numbers. On the host a pointer field holds a
+/// Fields are numbers, [`DevicePtr`](crate::DevicePtr) and [`DevicePtrMut`](crate::DevicePtrMut), raw pointers, and `#[repr(C)]` structs of 4-byte numbers. On the host a pointer field holds a
 /// device address, which the host must not access.
 ///
 /// # Safety
 /// `pointers` returns [`SIZES`](Self::SIZES)`.len()` addresses, each of a field of that many bytes; a kernel's entry takes
 /// `F0`, `F1`, … in that order. The derive establishes both.
-pub unsafe trait KernelParams: Copy {
+pub unsafe trait KernelParams: Sized {
     #[doc(hidden)]
-    type F0: Copy;
+    type F0;
     #[doc(hidden)]
-    type F1: Copy;
+    type F1;
     #[doc(hidden)]
-    type F2: Copy;
+    type F2;
     #[doc(hidden)]
-    type F3: Copy;
+    type F3;
     #[doc(hidden)]
-    type F4: Copy;
+    type F4;
     #[doc(hidden)]
-    type F5: Copy;
+    type F5;
     #[doc(hidden)]
-    type F6: Copy;
+    type F6;
     #[doc(hidden)]
-    type F7: Copy;
+    type F7;
     #[doc(hidden)]
-    type F8: Copy;
+    type F8;
     #[doc(hidden)]
-    type F9: Copy;
+    type F9;
     #[doc(hidden)]
-    type F10: Copy;
+    type F10;
     #[doc(hidden)]
-    type F11: Copy;
+    type F11;
     #[doc(hidden)]
-    type F12: Copy;
+    type F12;
     #[doc(hidden)]
-    type F13: Copy;
+    type F13;
     #[doc(hidden)]
-    type F14: Copy;
+    type F14;
     #[doc(hidden)]
-    type F15: Copy;
+    type F15;
     #[doc(hidden)]
-    type F16: Copy;
+    type F16;
     #[doc(hidden)]
-    type F17: Copy;
+    type F17;
     #[doc(hidden)]
-    type F18: Copy;
+    type F18;
     #[doc(hidden)]
-    type F19: Copy;
+    type F19;
     #[doc(hidden)]
-    type F20: Copy;
+    type F20;
     #[doc(hidden)]
-    type F21: Copy;
+    type F21;
     #[doc(hidden)]
-    type F22: Copy;
+    type F22;
     #[doc(hidden)]
-    type F23: Copy;
+    type F23;
     #[doc(hidden)]
-    type F24: Copy;
+    type F24;
     #[doc(hidden)]
-    type F25: Copy;
+    type F25;
     #[doc(hidden)]
-    type F26: Copy;
+    type F26;
     #[doc(hidden)]
-    type F27: Copy;
+    type F27;
     #[doc(hidden)]
-    type F28: Copy;
+    type F28;
     #[doc(hidden)]
-    type F29: Copy;
+    type F29;
     #[doc(hidden)]
-    type F30: Copy;
+    type F30;
     #[doc(hidden)]
-    type F31: Copy;
+    type F31;
     /// Bytes of each field, in the order of their declaration.
     const SIZES: &'static [usize];
 
@@ -240,7 +240,8 @@ impl KernelInfo {
 /// How a kernel with parameters `P` is launched: its name, block, shared memory, and the type that a launch must give.
 pub struct KernelSpec<P> {
     info: KernelInfo,
-    parameters: PhantomData<fn(P)>,
+    /// A `P` of a shorter lifetime is one to the kernel.
+    parameters: PhantomData<fn() -> P>,
 }
 
 impl<P> Clone for KernelSpec<P> {

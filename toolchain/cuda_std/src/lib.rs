@@ -20,6 +20,11 @@
 //!
 //! A test counts the shuffles in the finished PTX.
 //!
+//! # Launches
+//!
+//! [`kernel`] with a `block` makes a [`KernelSpec`], the contract that the host launches a kernel by. Its parameters are a struct that
+//! derives [`KernelParams`], in which [`DevicePtr`] and [`DevicePtrMut`] borrow the memory.
+//!
 //! [Rust-CUDA]: https://github.com/Rust-GPU/Rust-CUDA
 
 #![cfg_attr(target_arch = "nvptx64", no_std)]
@@ -31,8 +36,10 @@ extern crate self as cuda_std; // for the macros' paths
 pub mod atomic;
 pub mod butterfly;
 pub mod launch;
+mod lowered;
 pub mod mem;
 pub mod misc;
+mod pointer;
 pub mod shared;
 mod shared_pointer;
 pub mod thread;
@@ -40,11 +47,12 @@ pub mod warp;
 
 pub use cuda_std_macros::{KernelParams, gpu_only, inlined, kernel};
 pub use launch::{KernelInfo, KernelParams, KernelSpec};
+pub use pointer::{DevicePtr, DevicePtrMut};
 
 /// The names that most kernel files need.
 pub mod prelude {
     pub use crate::butterfly::{Butterfly, Max, MaxOrNan, Min, Or, Sum};
-    pub use crate::{KernelParams, inlined, kernel, thread, warp};
+    pub use crate::{DevicePtr, DevicePtrMut, KernelParams, inlined, kernel, thread, warp};
 }
 
 /// A panic ends the grid with an illegal-instruction error at the next synchronisation; there is no message.

@@ -3,4 +3,6 @@
 #![no_std]
 #![feature(abi_ptx)]
 
+mod lowering;
+
 include!("../../src/kernels.rs");

@@ -1,0 +1,209 @@
+//! The sources of `core` as the GPU crate is compiled with them: the compiler's own, with fences in the atomics.
+//!
+//! Before sm_70 PTX has no orderings, and LLVM drops those of read-modify-writes without a word and ends at an acquire load or a
+//! release store. So each function of `core::sync::atomic` that takes an [`Ordering`](std::sync::atomic::Ordering) does here
+//! the relaxed operation, with `membar.gl` before it to release and after it to acquire:
+//!
+//! | ordering | load | store | read-modify-write |
+//! |---|---|---|---|
+//! | `Acquire` | `ld · membar` | | `atom · membar` |
+//! | `Release` | | `membar · st` | `membar · atom` |
+//! | `AcqRel` | | | `membar · atom · membar` |
+//! | `SeqCst` | `membar · ld · membar` | `membar · st · membar` | `membar · atom · membar` |
+//!
+//! All other files are links to the compiler's.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// Folders on the way to the file that differs, from `library`.
+const WAY: [&str; 3] = ["core", "src", "sync"];
+const FILE: &str = "atomic.rs";
+
+/// The functions of [`FILE`] with one ordering, and how it is fenced.
+const ONE_ORDERING: [(&str, &str); 13] = [
+    ("store", "store"),
+    ("load", "load"),
+    ("swap", "update"),
+    ("add", "update"),
+    ("sub", "update"),
+    ("and", "update"),
+    ("nand", "update"),
+    ("or", "update"),
+    ("xor", "update"),
+    ("max", "update"),
+    ("min", "update"),
+    ("umax", "update"),
+    ("umin", "update"),
+];
+/// Those with one for success and one for failure.
+const TWO_ORDERINGS: [&str; 2] = ["compare_exchange", "compare_exchange_weak"];
+
+/// Appended to [`FILE`].
+const FENCES: &str = r#"
+#[cfg(target_arch = "nvptx64")]
+mod gpu_fences {
+    use super::Ordering::{self, *};
+
+    unsafe extern "C" {
+        #[link_name = "llvm.nvvm.membar.gl"]
+        safe fn membar_gl();
+    }
+
+    /// The fence after an operation, which comes when it is dropped.
+    pub(super) struct After(bool);
+
+    impl Drop for After {
+        #[inline(always)]
+        fn drop(&mut self) {
+            if self.0 {
+                membar_gl();
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn fenced(before: bool, after: bool) -> After {
+        if before {
+            membar_gl();
+        }
+        After(after)
+    }
+
+    /// An ordering that a load can't have stays, and panics.
+    #[inline(always)]
+    pub(super) fn load(order: Ordering) -> (After, Ordering) {
+        let strong = matches!(order, Acquire | SeqCst);
+        (fenced(matches!(order, SeqCst), strong), if strong { Relaxed } else { order })
+    }
+
+    #[inline(always)]
+    pub(super) fn store(order: Ordering) -> (After, Ordering) {
+        let strong = matches!(order, Release | SeqCst);
+        (fenced(strong, matches!(order, SeqCst)), if strong { Relaxed } else { order })
+    }
+
+    #[inline(always)]
+    pub(super) fn update(order: Ordering) -> (After, Ordering) {
+        let releases = matches!(order, Release | AcqRel | SeqCst);
+        (fenced(releases, matches!(order, Acquire | AcqRel | SeqCst)), Relaxed)
+    }
+
+    #[inline(always)]
+    pub(super) fn exchange(success: Ordering, failure: Ordering) -> (After, Ordering, Ordering) {
+        let releases = matches!(success, Release | AcqRel | SeqCst) || matches!(failure, SeqCst);
+        let failure_acquires = matches!(failure, Acquire | SeqCst);
+        let acquires = failure_acquires || matches!(success, Acquire | AcqRel | SeqCst);
+        (fenced(releases, acquires), Relaxed, if failure_acquires { Relaxed } else { failure })
+    }
+}
+"#;
+
+/// Makes the changed copy of the sources in `library` below `folder`. Returns its path; `None` if the file is not there.
+///
+/// # Errors
+/// The file system's; [`io::ErrorKind::InvalidData`] if the compiler's `atomic.rs` has another form than is known.
+pub fn with_fences(library: &Path, folder: &Path) -> io::Result<Option<PathBuf>> {
+    if !library.join("core/src/sync").join(FILE).is_file() {
+        return Ok(None);
+    }
+    let (mut from, mut to) = (library.to_path_buf(), folder.join("library"));
+    let root = to.clone();
+    for name in WAY.into_iter().chain([FILE]) {
+        fs::create_dir_all(&to)?;
+        for entry in fs::read_dir(&from)? {
+            let entry = entry?;
+            if entry.file_name() != name {
+                link(&entry.path(), &to.join(entry.file_name()))?;
+            }
+        }
+        (from, to) = (from.join(name), to.join(name));
+    }
+    let fenced = fenced(&fs::read_to_string(&from)?).map_err(|function| {
+        let reason = format!("{}: `{function}` has a form that is not known", from.display());
+        io::Error::new(io::ErrorKind::InvalidData, reason)
+    })?;
+    if fs::read_to_string(&to).is_ok_and(|text| text == fenced) {
+        return Ok(Some(root)); // with a new modification time all would be compiled again
+    }
+    // whole at once: another build may be reading it
+    let partial = to.with_extension(format!("{}", std::process::id()));
+    fs::write(&partial, fenced)?;
+    fs::rename(&partial, &to)?;
+    Ok(Some(root))
+}
+
+/// `atomic.rs` with the fences; an error is the name of a function that is not found.
+fn fenced(text: &str) -> Result<String, String> {
+    let mut text = text.to_owned();
+    for (name, kind) in ONE_ORDERING {
+        insert(&mut text, name, &format!("let (_after, order) = gpu_fences::{kind}(order);"))?;
+    }
+    for name in TWO_ORDERINGS {
+        insert(&mut text, name, "let (_after, success, failure) = gpu_fences::exchange(success, failure);")?;
+    }
+    text.push_str(FENCES);
+    Ok(text)
+}
+
+/// Inserts a statement at the beginning of the body of `atomic_NAME`.
+fn insert(text: &mut String, name: &str, statement: &str) -> Result<(), String> {
+    let function = format!("unsafe fn atomic_{name}<");
+    let unknown = || format!("atomic_{name}");
+    let start = text.find(&function).ok_or_else(unknown)?;
+    let orderings = if statement.contains("success") {
+        ["success: Ordering", "failure: Ordering"]
+    } else {
+        ["order: Ordering"; 2]
+    };
+    let body = start + text[start..].find("{\n").ok_or_else(unknown)? + 1;
+    if !orderings.iter().all(|parameter| text[start..body].contains(parameter)) {
+        return Err(unknown());
+    }
+    text.insert_str(body, &format!("\n    #[cfg(target_arch = \"nvptx64\")]\n    {statement}"));
+    Ok(())
+}
+
+/// A link to a file or folder; a copy where links are not allowed.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    if fs::read_link(to).is_ok_and(|target| target == from) {
+        return Ok(());
+    }
+    let _ = fs::remove_file(to); // a link to another place
+    #[cfg(unix)]
+    let linked = std::os::unix::fs::symlink(from, to);
+    #[cfg(windows)]
+    let linked = if from.is_dir() {
+        std::os::windows::fs::symlink_dir(from, to)
+    } else {
+        std::os::windows::fs::symlink_file(from, to)
+    };
+    match linked {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::AlreadyExists) => copy(from, to),
+        _ => Ok(()),
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    if !from.is_dir() {
+        return fs::copy(from, to).map(drop);
+    }
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        copy(&entry.path(), &to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_of_another_form_is_named() {
+        let text = "unsafe fn atomic_store<T: Copy>(dst: *mut T, val: T, ordering: Order) {\n}\n";
+        assert_eq!(fenced(text), Err("atomic_store".to_owned()));
+        assert_eq!(fenced(""), Err("atomic_store".to_owned()));
+    }
+}
