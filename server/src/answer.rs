@@ -33,6 +33,20 @@ pub(crate) enum Part {
     Done { deltas: Vec<Delta>, reason: StopReason, spent: Spent },
 }
 
+impl Part {
+    /// What it adds to the answer; of the last part, `end` gets the reason and the counts.
+    pub fn deltas(self, end: &mut Option<(StopReason, Spent)>) -> Vec<Delta> {
+        match self {
+            Self::Prompt(_) => Vec::new(),
+            Self::Token { deltas, .. } => deltas,
+            Self::Done { deltas, reason, spent } => {
+                *end = Some((reason, spent));
+                deltas
+            }
+        }
+    }
+}
+
 /// Token counts of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spent {
