@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// Computes jobs for replica `index` until the queue is closed. `started` is sent the error of the start, or `None`.
@@ -77,8 +77,7 @@ impl Thread<'_> {
     fn run(mut self) {
         while let Some(jobs) = self.next() {
             for Waiting { job, since, .. } in jobs {
-                self.shared.metrics.queued.record(since.elapsed());
-                self.take(job);
+                self.take(job, since.elapsed());
             }
             if let Some(task) = self.shared.task() {
                 // its client sees that nothing came of it
@@ -96,9 +95,13 @@ impl Thread<'_> {
         self.shared.next(self.index, self.running.len(), heavy)
     }
 
-    fn take(&mut self, job: Job) {
+    fn take(&mut self, job: Job, queued: Duration) {
         let weight = job.weight();
-        let Job { prompt, options, logprobs, constraint, events, charge } = job;
+        let Job { prompt, options, logprobs, constraint, events, charge, taken } = job;
+        self.shared.metrics.queued.record(queued);
+        if let Some(taken) = taken {
+            taken(queued);
+        }
         if events.is_closed() {
             return self.shared.metrics.left.add(1);
         }

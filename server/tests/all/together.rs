@@ -12,7 +12,7 @@ fn job(worker: &Worker, prompt: &Prompt, tokens: usize) -> (Job, UnboundedReceiv
     let (events, receiver) = unbounded_channel();
     let prompt = KeyedPrompt::new(worker.model(), prompt.clone()).unwrap();
     let options = Options { max_new_tokens: tokens, stop_at_eos: false, ..Options::default() };
-    (Job { prompt, options, logprobs: None, constraint: None, events, charge: None }, receiver)
+    (Job { prompt, options, logprobs: None, constraint: None, events, charge: None, taken: None }, receiver)
 }
 
 #[test]
