@@ -4,6 +4,7 @@ use super::output::Output;
 use super::printable::printable;
 use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::format_bytes as bytes;
+use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::generate::Step;
 use qwen3_vl::reasoning::{ReasoningStream, Told};
 use qwen3_vl::{LanguageModel, Phase, Progress, Prompt, Statistics, StopReason};
@@ -193,4 +194,34 @@ pub(super) fn summary(statistics: &Statistics) -> String {
          then {} tokens at {:.1} per second{guessed}{streamed}{paused}{peak}",
         statistics.decode_tokens, statistics.decode_tokens_per_second
     )
+}
+
+/// An answer as a turn: templates decide whether they repeat its thought.
+pub(super) fn assistant_turn(text: &str, begins_in_thought: bool) -> Message {
+    let mut stream = ReasoningStream::new(begins_in_thought);
+    let (told, rest) = (stream.push(text), stream.finish());
+    let mut message = Message::text("assistant", told.answer + &rest.answer);
+    let thought = told.reasoning + &rest.reasoning;
+    if !thought.is_empty() {
+        message.content.insert(0, Part::Reasoning { text: thought });
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::assistant_turn;
+    use qwen3_vl::chat::{Message, Part};
+
+    #[test]
+    fn a_thought_is_a_part_of_its_own() {
+        assert_eq!(assistant_turn("Hi", false), Message::text("assistant", "Hi"));
+        for (text, inside) in [("why</think>\n\nHi", true), ("<think>why</think>Hi", false)] {
+            let turn = assistant_turn(text, inside);
+            let [Part::Reasoning { text: thought }, Part::Text { text }] = &turn.content[..] else {
+                panic!("{turn:?}")
+            };
+            assert_eq!((&**thought, &**text), ("why", "Hi"));
+        }
+    }
 }

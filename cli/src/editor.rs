@@ -1,9 +1,19 @@
 //! The input of `chat`: a line editor on a terminal, otherwise lines of a pipe or file.
 
+use super::chat_commands::COMMANDS;
 use super::failure::Failure;
+use super::history::{History, KEPT};
 use super::interrupt;
+use rustyline::completion::{Completer, FilenameCompleter, Pair};
 use rustyline::error::ReadlineError;
-use rustyline::{Behavior, Config, DefaultEditor};
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::{History as _, MemHistory};
+use rustyline::validate::Validator;
+use rustyline::{
+    Behavior, Cmd, CompletionType, ConditionalEventHandler, Config, Context, Event, EventContext,
+    EventHandler, Helper, KeyCode, KeyEvent, Modifiers, Movement, RepeatCount,
+};
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +35,9 @@ pub(super) enum Input {
 /// Where messages come from.
 pub(super) enum Editor {
     Terminal {
-        editor: Box<DefaultEditor>,
+        editor: Box<rustyline::Editor<Completion, MemHistory>>,
+        /// The file of typed messages, if they are kept.
+        history: Option<History>,
         /// Set by Ctrl-C during an answer.
         interrupted: Arc<AtomicBool>,
     },
@@ -33,16 +45,41 @@ pub(super) enum Editor {
 }
 
 impl Editor {
-    pub fn new() -> Result<Self, Failure> {
+    /// Also returns why typed messages are not kept, if they should be.
+    pub fn new(keeps_history: bool) -> Result<(Self, Option<io::Error>), Failure> {
         if !io::stdin().is_terminal() {
-            return Ok(Self::Lines);
+            return Ok((Self::Lines, None));
         }
         // Writes to the terminal itself, so that stdout, which may be a file, has only the answers.
-        let config = Config::builder().behavior(Behavior::PreferTerm).auto_add_history(true).build();
-        let editor = DefaultEditor::with_config(config).map_err(|error| unusable(&error))?;
+        let config = Config::builder().behavior(Behavior::PreferTerm).auto_add_history(true);
+        let config = config.completion_type(CompletionType::List).max_history_size(KEPT);
+        let config = config.map_err(|error| unusable(&error))?.build();
+        let (history, messages, error) = match keeps_history.then(History::open).transpose() {
+            Ok(opened) => {
+                let (history, messages) = opened.unzip();
+                (history, messages.unwrap_or_default(), None)
+            }
+            Err(error) => (None, Vec::new(), Some(error)),
+        };
+        let mut earlier = MemHistory::with_config(&config);
+        for message in messages {
+            earlier.add_owned(message).map_err(|error| unusable(&error))?;
+        }
+        let editor = rustyline::Editor::with_history(config, earlier);
+        let mut editor = editor.map_err(|error| unusable(&error))?;
+        editor.set_helper(Some(Completion(FilenameCompleter::new())));
+        // Enter as Unix and Windows name it
+        for (code, modifiers) in [(KeyCode::Enter, Modifiers::NONE), (KeyCode::Char('M'), Modifiers::CTRL)] {
+            let enter = EventHandler::Conditional(Box::new(LineEnd));
+            editor.bind_sequence(KeyEvent(code, modifiers), enter);
+            editor.bind_sequence(
+                KeyEvent(code, modifiers | Modifiers::ALT),
+                EventHandler::Simple(Cmd::Newline),
+            );
+        }
         // While a line is edited, Ctrl-C is a key and no signal.
         let interrupted = interrupt::flag()?;
-        Ok(Self::Terminal { editor: Box::new(editor), interrupted })
+        Ok((Self::Terminal { editor: Box::new(editor), history, interrupted }, error))
     }
 
     pub fn is_terminal(&self) -> bool {
@@ -52,8 +89,18 @@ impl Editor {
     /// Waits for the next message.
     pub fn read(&mut self) -> Result<Input, Failure> {
         match self {
-            Self::Terminal { editor, .. } => match editor.readline(PROMPT) {
-                Ok(message) => Ok(Input::Message(message)),
+            Self::Terminal { editor, history, .. } => match editor.readline(PROMPT) {
+                Ok(message) => {
+                    if let Some(history) = history.as_ref().filter(|_| !message.trim().is_empty()) {
+                        let added = history.add(&message);
+                        added.map_err(|error| {
+                            Failure::Failed(format!(
+                                "the input history can't be kept: {error}; --no-save does without"
+                            ))
+                        })?;
+                    }
+                    Ok(Input::Message(message))
+                }
                 Err(ReadlineError::Interrupted) => Ok(Input::Interrupt),
                 Err(ReadlineError::Eof) => Ok(Input::End),
                 Err(error) => Err(unusable(&error)),
@@ -88,3 +135,43 @@ impl Editor {
 fn unusable(error: &ReadlineError) -> Failure {
     Failure::Failed(format!("the terminal can't be used: {error}"))
 }
+
+/// Enter: behind a backslash it begins another line instead.
+struct LineEnd;
+
+impl ConditionalEventHandler for LineEnd {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext) -> Option<Cmd> {
+        let is_open = context.pos() == context.line().len() && context.line().ends_with('\\');
+        is_open.then(|| Cmd::Replace(Movement::BackwardChar(1), Some("\n".to_owned())))
+    }
+}
+
+/// Tab: commands, and paths behind those that take one.
+pub(super) struct Completion(FilenameCompleter);
+
+impl Completer for Completion {
+    type Candidate = Pair;
+
+    fn complete(&self, line: &str, at: usize, _: &Context) -> rustyline::Result<(usize, Vec<Pair>)> {
+        let typed = line.get(..at).unwrap_or_default();
+        let takes_path = |(command, argument, _): &&(&str, &str, &str)| {
+            !argument.is_empty() && typed.strip_prefix(command).is_some_and(|rest| rest.starts_with(' '))
+        };
+        if COMMANDS.iter().any(|command| takes_path(&command)) {
+            return self.0.complete_path(line, at);
+        }
+        let found = COMMANDS.iter().filter(|(command, ..)| !typed.is_empty() && command.starts_with(typed));
+        let pair = |(command, argument, _): &(&str, &str, &str)| Pair {
+            display: (*command).to_owned(),
+            replacement: format!("{command}{}", if argument.is_empty() { "" } else { " " }),
+        };
+        Ok((0, found.map(pair).collect()))
+    }
+}
+
+impl Hinter for Completion {
+    type Hint = String;
+}
+impl Highlighter for Completion {}
+impl Validator for Completion {}
+impl Helper for Completion {}

@@ -3,10 +3,9 @@
 use super::content::{ItemArgs, lines};
 use super::failure::Failure;
 use super::files::note_input;
-use super::fit;
-use super::model::{ModelArgs, Work};
+use super::model::ModelArgs;
 use super::output::Output;
-use qwen3_vl::embed::{PIXELS, shortened};
+use qwen3_vl::embed::shortened;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fs::File;
@@ -64,12 +63,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.output;
     let report = output.report()?;
     let stored = args.search.as_ref().map(read_stored).transpose()?;
-    let device = args.model.device(output)?;
-    let opened = args.model.open(&device, output)?.or_pixels(PIXELS);
-    let works = fit::embeddings(&opened.config, opened.image_tokens.max);
-    let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
-    let loaded = args.model.load(&opened, &device, &work, output)?;
-    let model = loaded.model;
+    let (model, device) = args.model.load_for_items(output)?;
     let begun = Instant::now();
     let (mut count, mut tokens) = (0, 0);
     args.items.each(&args.text, |_, mut item| {

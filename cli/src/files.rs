@@ -209,6 +209,19 @@ pub(super) fn write(to: &Path, bytes: &[u8], force: bool) -> Result<(), Failure>
     file.keep()
 }
 
+/// As [`write`], for a file that its owner alone may read.
+pub(super) fn write_private(to: &Path, bytes: &[u8], force: bool) -> Result<(), Failure> {
+    let mut file = OutputFile::create(to, force)?;
+    #[cfg(unix)]
+    if let Kind::Temporary(file, _) = &file.kind {
+        use std::os::unix::fs::PermissionsExt;
+        let private = fs::Permissions::from_mode(0o600);
+        file.as_file().set_permissions(private).map_err(|error| unwritable(to, &error))?;
+    }
+    file.write_all(bytes).map_err(|error| unwritable(to, &error))?;
+    file.keep()
+}
+
 /// Fails early if [`OutputFile::create`] would fail after the work.
 pub(super) fn check(to: &Path, force: bool) -> Result<(), Failure> {
     match fs::metadata(to) {

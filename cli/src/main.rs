@@ -19,8 +19,11 @@ mod case_args;
 #[cfg(feature = "bench")]
 mod ceiling;
 mod chat;
+mod chat_commands;
 mod completions;
+mod compose;
 mod content;
+mod conversation;
 #[cfg(feature = "profile")]
 mod costs;
 #[cfg(feature = "bench")]
@@ -42,6 +45,7 @@ mod float16;
 mod generate;
 #[cfg(feature = "convert")]
 mod gguf_file;
+mod history;
 mod hub;
 mod image_tokens;
 mod interrupt;
@@ -72,11 +76,13 @@ mod rerank;
 #[cfg(feature = "profile")]
 mod run_ptx;
 mod sampling;
+mod saved;
 mod screen;
 #[cfg(feature = "serve")]
 mod serve;
 mod source;
 mod speed;
+mod state;
 mod table;
 #[cfg(feature = "bench")]
 mod tune;

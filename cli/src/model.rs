@@ -17,6 +17,7 @@ use pascaline::quant::{self, FORMATS};
 use pascaline::{DType, Device, Error, memory};
 use qwen3_vl::batch::{BatchOptions, PAGE};
 use qwen3_vl::config::Config;
+use qwen3_vl::embed::PIXELS;
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::files::open_regular;
 use qwen3_vl::fit::{Asked, Choice};
@@ -610,6 +611,16 @@ impl ModelArgs {
         })
     }
 
+    /// A model for `embed` and `rerank` and its device, with the limits of pictures that the published ones were trained for.
+    pub fn load_for_items(&self, output: &Output) -> Result<(LanguageModel, Device), Failure> {
+        let device = self.device(output)?;
+        let opened = self.open(&device, output)?.or_pixels(PIXELS);
+        let works = fit::embeddings(&opened.config, opened.image_tokens.max);
+        let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
+        let loaded = self.load(&opened, &device, &work, output)?;
+        Ok((loaded.model, device))
+    }
+
     fn loaded(
         &self,
         opened: &Opened,
@@ -751,7 +762,7 @@ pub(super) struct Opened {
 
 impl Opened {
     /// With these limits of pixels where --image-tokens is not given.
-    pub fn or_pixels(self, limits: PixelLimits) -> Self {
+    fn or_pixels(self, limits: PixelLimits) -> Self {
         if self.image_tokens.given {
             return self;
         }

@@ -20,12 +20,16 @@ pub(super) struct Output {
     /// Print only results and errors: no remarks, no progress, and no tables while JSON goes to stdout.
     #[arg(long, short)]
     quiet: bool,
+
+    /// Takes remarks instead of stderr.
+    #[arg(skip)]
+    log: Option<fn(&str)>,
 }
 
 impl Output {
     /// For a part of a command that prints nothing itself.
     pub fn silent() -> Self {
-        Self { json: None, force: true, quiet: true }
+        Self { json: None, force: true, quiet: true, log: None }
     }
 
     /// The destination of the JSON, checked before the work begins.
@@ -62,10 +66,17 @@ impl Output {
         Screen::new(self.stdout_is_taken(), self.quiet)
     }
 
+    /// With remarks as lines of a log.
+    pub fn logged(&self, log: fn(&str)) -> Self {
+        Self { log: Some(log), ..self.clone() }
+    }
+
     /// Prints a remark on stderr.
     pub fn note(&self, text: &str) {
-        if !self.quiet {
-            self.say(text);
+        match self.log {
+            _ if self.quiet => {}
+            Some(log) => log(text),
+            None => self.say(text),
         }
     }
 

@@ -3,11 +3,10 @@
 use super::content::{Item, ItemArgs};
 use super::embed::write_line;
 use super::failure::Failure;
-use super::fit;
-use super::model::{ModelArgs, Work};
+use super::model::ModelArgs;
 use super::output::Output;
 use super::source::image;
-use qwen3_vl::embed::{Content, PIXELS};
+use qwen3_vl::embed::Content;
 use qwen3_vl::video::FrameSampling;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -67,12 +66,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let pictures = args.query_image.iter().map(|file| image(file, &FrameSampling::default()));
     let visuals = pictures.collect::<Result<Vec<_>, _>>()?;
     let query = Content { text: args.query.clone().unwrap_or_default(), visuals };
-    let device = args.model.device(output)?;
-    let opened = args.model.open(&device, output)?.or_pixels(PIXELS);
-    let works = fit::embeddings(&opened.config, opened.image_tokens.max);
-    let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
-    let loaded = args.model.load(&opened, &device, &work, output)?;
-    let model = loaded.model;
+    let (model, device) = args.model.load_for_items(output)?;
     let failure = |error| args.model.failure(error);
     let mut session = model.session().map_err(failure)?; // what all prompts begin with is computed once
     let begun = Instant::now();

@@ -15,6 +15,7 @@ use serde::Serialize;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 use std::{env, io};
+use tracing::Level;
 
 /// Serves a model over OpenAI's HTTP interface: POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and
 /// /metrics, POST /tokenize. / is a web page for chat.
@@ -113,11 +114,63 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     grace: u64,
 
+    /// The form of the log on stderr: a line for each request, with its times and token counts and nothing of what it says.
+    /// With json, remarks of the start are such lines too.
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    log_format: LogFormat,
+
+    /// What is logged: error (requests that failed here), warn (those that were refused too), info (all) or debug (/health and
+    /// /metrics too). If not given, info; with --quiet, error.
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<LogLevel>,
+
     #[command(flatten)]
     sampling: SamplingArgs,
 
     #[command(flatten)]
     output: Output,
+}
+
+/// `--log-format`
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+/// `--log-level`
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl Args {
+    /// Starts the log; with JSON the remarks are in it.
+    fn log(&self) -> Output {
+        let usual = if self.output.is_quiet() { LogLevel::Error } else { LogLevel::Info };
+        let level = match self.log_level.unwrap_or(usual) {
+            LogLevel::Error => Level::ERROR,
+            LogLevel::Warn => Level::WARN,
+            LogLevel::Info => Level::INFO,
+            LogLevel::Debug => Level::DEBUG,
+        };
+        // nobody is told that stderr is closed
+        let log = tracing_subscriber::fmt().with_writer(io::stderr).log_internal_errors(false);
+        let log = log.with_max_level(level).with_target(false);
+        match self.log_format {
+            LogFormat::Text => {
+                log.init();
+                self.output.clone()
+            }
+            LogFormat::Json => {
+                log.json().flatten_event(true).with_current_span(false).with_span_list(false).init();
+                self.output.logged(|text| tracing::info!("{text}"))
+            }
+        }
+    }
 }
 
 fn at_least<const LEAST: usize>(text: &str) -> Result<usize, String> {
@@ -139,7 +192,7 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     args.model.check()?;
-    let output = &args.output;
+    let output = &args.log();
     let report = output.report()?;
     let api_key = args.api_key.clone().or_else(|| env::var("PASCALINE_API_KEY").ok());
     let api_key = match api_key.as_deref().map(str::trim) {

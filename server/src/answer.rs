@@ -3,6 +3,7 @@
 use super::app::App;
 use super::calls::{Call, Delta, Reader};
 use super::error::ApiError;
+use super::log::Record;
 use super::worker::{Event, Usage};
 use qwen3_vl::StopReason;
 use qwen3_vl::batch::PromptProgress;
@@ -15,6 +16,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// The answers that are not complete yet. Dropping it cancels them.
 pub(crate) struct Answers {
     app: Arc<App>,
+    /// What is written of the request.
+    pub record: Arc<Record>,
+    /// Answers to each prompt, which follow each other.
+    choices: usize,
     /// `None`: the answer is complete.
     receivers: Vec<Option<UnboundedReceiver<Event>>>,
     /// The progress of their prompts, until these are computed.
@@ -31,6 +36,20 @@ pub(crate) enum Part {
     Token { id: u32, deltas: Vec<Delta>, logprobs: Option<Logprobs> },
     /// The end.
     Done { deltas: Vec<Delta>, reason: StopReason, spent: Spent },
+}
+
+impl Part {
+    /// What it adds to the answer; of the last part, `end` gets the reason and the counts.
+    pub fn deltas(self, end: &mut Option<(StopReason, Spent)>) -> Vec<Delta> {
+        match self {
+            Self::Prompt(_) => Vec::new(),
+            Self::Token { deltas, .. } => deltas,
+            Self::Done { deltas, reason, spent } => {
+                *end = Some((reason, spent));
+                deltas
+            }
+        }
+    }
 }
 
 /// Token counts of an answer.
@@ -51,13 +70,15 @@ impl Answers {
     /// Each answer is read by a copy of `reader`.
     pub fn new(
         receivers: Vec<(UnboundedReceiver<Event>, UnboundedReceiver<PromptProgress>)>,
+        choices: usize,
         reader: &Reader,
         app: &Arc<App>,
+        record: Arc<Record>,
     ) -> Self {
         let readers = receivers.iter().map(|_| (reader.clone(), 0)).collect();
         let (receivers, progress) =
             receivers.into_iter().map(|(events, of)| (Some(events), Some(of))).unzip();
-        Self { app: Arc::clone(app), receivers, progress, readers }
+        Self { app: Arc::clone(app), record, choices, receivers, progress, readers }
     }
 
     pub fn len(&self) -> usize {
@@ -92,12 +113,17 @@ impl Answers {
         };
         let part = match event {
             Some(Event::Token { id, text, logprobs }) => {
+                self.record.add_token();
                 let (reader, thought) = &mut self.readers[at];
                 *thought += usize::from(reader.is_in_thought());
                 Part::Token { id, deltas: reader.push(&text), logprobs }
             }
             Some(Event::Done { rest, reason, usage }) => {
                 self.receivers[at] = None;
+                if at % self.choices == 0 {
+                    self.record.add_cached(usage.cached_tokens);
+                }
+                self.record.stopped(reason);
                 let (reader, reasoning_tokens) = &mut self.readers[at];
                 let spent = Spent { usage, reasoning_tokens: *reasoning_tokens };
                 Part::Done { deltas: reader.finish(&rest), reason, spent }

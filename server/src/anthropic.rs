@@ -295,14 +295,7 @@ impl Form for Message {
     }
 
     fn part(&mut self, _: usize, part: Part, _: &Tokenizer) -> String {
-        let deltas = match part {
-            Part::Prompt(_) => return String::new(),
-            Part::Token { deltas, .. } => deltas,
-            Part::Done { deltas, reason, spent } => {
-                self.end = Some((reason, spent));
-                deltas
-            }
-        };
+        let deltas = part.deltas(&mut self.end);
         let mut events = String::new();
         for delta in deltas {
             match delta {

@@ -7,6 +7,7 @@ use super::form::Form;
 use super::grammar::Grammars;
 use super::lanes::{self, Lanes};
 use super::limits::Limits;
+use super::log::{self, Record};
 use super::prepare;
 use super::reply::{Kind, Shape};
 use super::request::{Chat, Completion, Detokenize, Parsed, Tokenize};
@@ -142,7 +143,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         Some(cors) => all.layer(cors),
         None => all,
     };
-    all.layer(middleware::from_fn_with_state(Arc::clone(&app), visitors::check)).with_state(app)
+    all.layer(middleware::from_fn_with_state(Arc::clone(&app), visitors::check))
+        .layer(middleware::from_fn_with_state(Arc::<str>::from(&*app.config.name), log::request))
+        .with_state(app)
 }
 
 /// The routes of connections beyond the limit: only whether the server is there.
@@ -152,6 +155,7 @@ pub(crate) fn overflow(app: Arc<App>) -> Router {
         .route("/health", get(health))
         .fallback(move || async move { ApiError::too_many_connections(most) })
         .layer(middleware::from_fn_with_state(Arc::clone(&app), visitors::check))
+        .layer(middleware::from_fn_with_state(Arc::<str>::from(&*app.config.name), log::request))
         .with_state(app)
 }
 
@@ -164,14 +168,15 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         true => AllowOrigin::any(),
         false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
     };
-    let own =
-        ["anthropic-beta", "anthropic-version", "x-api-key", "x-request-id"].map(HeaderName::from_static);
-    let headers: Vec<_> = [header::AUTHORIZATION, header::CONTENT_TYPE].into_iter().chain(own).collect();
+    let own = ["anthropic-beta", "anthropic-version", "x-api-key"].map(HeaderName::from_static);
+    let headers: Vec<_> =
+        [header::AUTHORIZATION, header::CONTENT_TYPE, log::ID].into_iter().chain(own).collect();
     Some(
         CorsLayer::new()
             .allow_origin(allowed)
             .allow_methods([Method::GET, Method::POST])
-            .allow_headers(headers),
+            .allow_headers(headers)
+            .expose_headers([log::ID]),
     )
 }
 
@@ -281,6 +286,7 @@ pub(crate) async fn parsed<T: Parsed>(
     deadline: Instant,
     read: impl FnOnce(Value, &Config) -> Result<T> + Send + 'static,
 ) -> Result<(T, Charge)> {
+    Record::current().concerns_model();
     let (body, mut charge) = body(app, request, deadline).await?;
     charge.grow(2 * body.len())?; // the texts and files that are made of its values, and the parser's own memory
     let same = Arc::clone(app);

@@ -8,6 +8,7 @@ use super::app::{App, Config, parsed};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, wrong};
 use super::images::{Asked, Pictures, pixel_limits};
+use super::log::Record;
 use super::messages::content;
 use super::prepare;
 use super::request::{Parsed, bytes_of};
@@ -252,7 +253,10 @@ async fn computed<T: Send + 'static>(
     work: impl FnOnce(&LanguageModel, &Prompt) -> pascaline::Result<T> + Send + 'static,
 ) -> Result<T> {
     let (sender, receiver) = oneshot::channel();
+    let (record, since) = (Record::current(), Instant::now());
+    record.add_prompt(prompt.ids.len());
     app.worker.compute(Box::new(move |model| {
+        record.add_queued(since.elapsed());
         if !sender.is_closed() {
             let _ = sender.send(work(model, &prompt)); // the client may have left
         }

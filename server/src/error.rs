@@ -1,5 +1,6 @@
 //! Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`.
 
+use super::log::Code;
 use super::worker::{Failure, Refused};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -138,6 +139,7 @@ impl ApiError {
     /// The response with this body.
     pub fn response(&self, body: &Value) -> Response {
         let mut response = json_response(self.status, body);
+        response.extensions_mut().insert(Code(self.code.unwrap_or("error")));
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }

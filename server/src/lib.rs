@@ -4,7 +4,7 @@
 //! a place, `app` routes it if `visitors` lets it in, `json` and `request` parse its body, `images` gets its pictures,
 //! `prepare` makes its prompt, [`worker`] queues it for the replica that `balance` chooses, `replica` computes, `answer`
 //! collects events, `reply` formats them as OpenAI does and `stream` sends them; `embed` answers with vectors and scores. All the while `account` has its memory; `lanes` runs the work that
-//! keeps a thread busy. Batching and sampling are `qwen3_vl`'s, options of the command line `cli/src/serve.rs`'.
+//! keeps a thread busy, and `log` writes its line. Batching and sampling are `qwen3_vl`'s, options of the command line `cli/src/serve.rs`'.
 
 #![deny(unsafe_code)] // but for two calls of the C library, in `system`
 #![deny(missing_docs)]
@@ -27,6 +27,7 @@ mod json;
 mod lanes;
 mod limits;
 mod listen;
+mod log;
 mod messages;
 pub mod metrics;
 mod ollama;

@@ -235,14 +235,7 @@ impl Form for Lines {
 
     fn part(&mut self, _: usize, part: Part, _: &Tokenizer) -> String {
         self.first.get_or_insert_with(Instant::now);
-        let deltas = match part {
-            Part::Prompt(_) => return String::new(),
-            Part::Token { deltas, .. } => deltas,
-            Part::Done { deltas, reason, spent } => {
-                self.end = Some((reason, spent));
-                deltas
-            }
-        };
+        let deltas = part.deltas(&mut self.end);
         let line = |delta| match delta {
             Delta::Text(text) => Some(self.line(&text, "", &[])),
             Delta::Reasoning(thought) => self.shows_thought.then(|| self.line("", &thought, &[])),

@@ -8,6 +8,7 @@ use super::error::ApiError;
 use super::grammar::{Biased, Grammar};
 use super::images::{Asked, Pictures, Source};
 use super::lanes::{self, Wanted};
+use super::log::Record;
 use super::request::{Chat, Raw, Tokenize, Wish};
 use super::worker::Job;
 use llguidance::Matcher;
@@ -334,11 +335,13 @@ fn too_long(app: &App, param: &str, found: &str) -> ApiError {
 /// Queues `choices` answers to each prompt. They share it, and its charge lasts as long as the last of them.
 pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<Answers> {
     let Prepared { prompts, rules, reader, charge } = prepared;
-    let (charge, mut rules) = (Arc::new(charge), rules.into_iter());
+    let (charge, mut rules, record) = (Arc::new(charge), rules.into_iter(), Record::current());
     let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
     for prompt in prompts {
         // more than there is room for is cut, as `generate` does; the answer then ends with "length"
-        let room = app.config.limits.context.saturating_sub(prompt.prompt().ids.len());
+        let tokens = prompt.prompt().ids.len();
+        let room = app.config.limits.context.saturating_sub(tokens);
+        record.add_prompt(tokens);
         for choice in 0..wish.choices {
             let sampling = &wish.options.sampling;
             let seed = sampling.seed.wrapping_add(choice as u64);
@@ -359,6 +362,7 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
                     let _ = sender.send(progress);
                 });
             }
+            let same = Arc::clone(&record);
             jobs.push(Job {
                 prompt,
                 options,
@@ -366,10 +370,11 @@ pub(crate) fn submit(app: &Arc<App>, prepared: Prepared, wish: &Wish) -> Result<
                 constraint,
                 events,
                 charge: Some(Arc::clone(&charge)),
+                taken: Some(Box::new(move |queued| same.add_queued(queued))),
             });
             receivers.push((receiver, progress));
         }
     }
     app.worker.submit(jobs)?;
-    Ok(Answers::new(receivers, &reader, app))
+    Ok(Answers::new(receivers, wish.choices, &reader, app, record))
 }

@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// Computes jobs for replica `index` until the queue is closed. `started` is sent the error of the start, or `None`.
@@ -77,17 +77,16 @@ impl Thread<'_> {
     fn run(mut self) {
         while let Some(jobs) = self.next() {
             for Waiting { job, since, .. } in jobs {
-                self.shared.metrics.queued.record(since.elapsed());
-                self.take(job);
+                self.take(job, since.elapsed());
             }
             if let Some(task) = self.shared.task() {
                 // its client sees that nothing came of it
                 let _ = catch_unwind(AssertUnwindSafe(|| task(self.model)));
             }
             // A bug in the computation of these answers is no reason to fail later ones.
-            let metrics =
-                catch_unwind(AssertUnwindSafe(|| self.step())).unwrap_or_else(|_| self.restart_batch());
-            self.shared.report(self.index, self.running.len(), metrics);
+            if catch_unwind(AssertUnwindSafe(|| self.step())).is_err() {
+                self.restart_batch();
+            }
         }
     }
 
@@ -96,9 +95,13 @@ impl Thread<'_> {
         self.shared.next(self.index, self.running.len(), heavy)
     }
 
-    fn take(&mut self, job: Job) {
+    fn take(&mut self, job: Job, queued: Duration) {
         let weight = job.weight();
-        let Job { prompt, options, logprobs, constraint, events, charge } = job;
+        let Job { prompt, options, logprobs, constraint, events, charge, taken } = job;
+        self.shared.metrics.queued.record(queued);
+        if let Some(taken) = taken {
+            taken(queued);
+        }
         if events.is_closed() {
             return self.shared.metrics.left.add(1);
         }
@@ -125,8 +128,8 @@ impl Thread<'_> {
     }
 
     /// Removes jobs whose client has disconnected, and computes a step of all others.
-    fn step(&mut self) -> batch::Metrics {
-        let Some(batch) = &mut self.batch else { return batch::Metrics::default() };
+    fn step(&mut self) {
+        let Some(batch) = &mut self.batch else { return };
         let left: Vec<_> =
             self.running.iter().filter(|(_, job)| job.events.is_closed()).map(|(id, _)| *id).collect();
         for id in left {
@@ -146,12 +149,14 @@ impl Thread<'_> {
         if let Some(error) = fault {
             self.lose(&error.into());
         }
+        // before the events: a client that has one sees gauges that are as new
+        let ended = events.iter().filter(|event| !matches!(event, batch::Event::Token { .. })).count();
+        self.shared.report(self.index, self.running.len().saturating_sub(ended), metrics);
         events.into_iter().for_each(|event| self.tell(event));
-        metrics
     }
 
     /// After a panic: fails all answers, and starts a new batch.
-    fn restart_batch(&mut self) -> batch::Metrics {
+    fn restart_batch(&mut self) {
         let (old, model, options) = (self.batch.take(), self.model, self.options);
         // the old batch's memory is freed before the new one allocates
         let new = catch_unwind(AssertUnwindSafe(|| {
@@ -168,8 +173,8 @@ impl Thread<'_> {
             Ok(Err(error)) => self.lose(&error.into()),
             Err(_) => self.lose(&Failure::Panicked),
         }
+        self.shared.report(self.index, 0, batch::Metrics::default());
         self.fail_all(&Failure::Panicked);
-        batch::Metrics::default()
     }
 
     /// Sends an event to its job, and counts it.

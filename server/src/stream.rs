@@ -122,6 +122,7 @@ impl<F: Form> Outgoing<F> {
                     Ok(None) => break,
                     Err(_) => self.app.too_slow(),
                 };
+                answers.record.ended(error.code.unwrap_or("error"));
                 let error = self.form.error(&error);
                 return self.raw(error).await;
             }

@@ -15,7 +15,7 @@ use qwen3_vl::{LanguageModel, Options, StopReason};
 use std::collections::VecDeque;
 use std::iter::Sum;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{io, thread};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
@@ -34,6 +34,8 @@ pub struct Job {
     pub events: UnboundedSender<Event>,
     /// The memory of its prompt, given back when the last job that shares it has ended.
     pub charge: Option<Arc<Charge>>,
+    /// Told how long the job was queued when a replica takes it.
+    pub taken: Option<Box<dyn FnOnce(Duration) + Send>>,
 }
 
 /// An event of an answer.
@@ -289,6 +291,7 @@ impl Shared {
         let replica = &mut state.replicas[index];
         (replica.taken, replica.batch) = (0, batch::Metrics::default());
         replica.lost.get_or_insert_with(|| failure.to_string());
+        tracing::error!(device = replica.device, reason = %failure, "replica lost");
         if state.replicas.iter().all(Replica::is_lost) {
             self.health.send_replace(Health::Lost(failure.to_string()));
             state.tasks.clear();

@@ -64,6 +64,23 @@ const response_format = { type: "json_schema", json_schema: { name: "answer", st
 const found = JSON.parse((await ask("Which?", { max_tokens: 100, response_format })).choices[0].message.content);
 assert.ok(["cat", "dog"].includes(found.animal) && typeof found.wild === "boolean");
 
+// tools, streamed: the call in pieces is the call as a whole
+const parameters = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"], additionalProperties: false };
+const tools = [{ type: "function", function: { name: "weather", parameters } }];
+const calling = { tools, tool_choice: { type: "function", function: { name: "weather" } }, parallel_tool_calls: false, max_tokens: 400, ignore_eos: false };
+const called = (await ask("Weather?", calling)).choices[0];
+assert.equal(called.finish_reason, "tool_calls");
+const call = called.message.tool_calls[0].function;
+assert.ok(["Paris", "Rome"].includes(JSON.parse(call.arguments).city));
+const deltas = { name: "", arguments: "" };
+for await (const chunk of await ask("Weather?", { ...calling, stream: true })) {
+  for (const delta of chunk.choices[0]?.delta.tool_calls ?? []) {
+    deltas.name += delta.function.name ?? "";
+    deltas.arguments += delta.function.arguments ?? "";
+  }
+}
+assert.deepEqual(deltas, { name: call.name, arguments: call.arguments });
+
 // errors
 const refused = async (kind, param, promise) => {
   const error = await promise.then(() => null, (error) => error);

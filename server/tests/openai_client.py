@@ -86,6 +86,35 @@ format = {"type": "json_schema", "json_schema": {"name": "answer", "strict": Tru
 found = json.loads(ask("Which?", max_tokens=100, response_format=format).choices[0].message.content)
 assert found.keys() == {"animal", "wild"} and found["animal"] in ("cat", "dog") and isinstance(found["wild"], bool)
 
+# tools: a call, its pieces in a stream, its result
+parameters = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+weather = {"type": "function", "function": {"name": "weather", "description": "Tells the weather.", "parameters": parameters}}
+tools = {"tools": [weather], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400, "extra_body": {}}
+called = ask("What is the weather?", **tools).choices[0]
+[call] = called.message.tool_calls
+arguments = json.loads(call.function.arguments)
+assert called.finish_reason == "tool_calls" and call.function.name == "weather" and arguments["city"] in ("Paris", "Rome")
+name, pieces, reason = "", "", None
+for chunk in ask("What is the weather?", stream=True, **tools):
+    for choice in chunk.choices:
+        reason = choice.finish_reason or reason
+        for delta in choice.delta.tool_calls or []:
+            assert delta.index == 0
+            name += delta.function.name or ""
+            pieces += delta.function.arguments or ""
+assert (name, json.loads(pieces), reason) == ("weather", arguments, "tool_calls")
+after = client.chat.completions.create(model=model, max_tokens=12, temperature=0, tools=[weather], extra_body={"ignore_eos": True}, messages=[
+    {"role": "user", "content": "What is the weather?"},
+    called.message,
+    {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+])
+assert after.usage.completion_tokens == 12 and after._request_id
+
 # completions
 completion = client.completions.create(model=model, prompt=["The", "A"], max_tokens=3, extra_body={"ignore_eos": True})
 assert len(completion.choices) == 2 and completion.usage.completion_tokens == 6

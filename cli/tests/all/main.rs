@@ -3,6 +3,7 @@
 mod common;
 
 mod cli;
+mod conversations;
 mod devices;
 mod embed;
 mod finetune;

@@ -3,8 +3,8 @@
 
 use crate::common::program::{pascaline, run, stderr, stdout};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use ureq::Agent;
@@ -26,9 +26,14 @@ impl Server {
 
     /// And what it says when it takes requests.
     fn start_saying(device: &str, arguments: &[&str], faults: Option<&str>) -> (Self, Value) {
+        Self::start_logging(device, arguments, faults, Stdio::null())
+    }
+
+    /// With its standard error there.
+    fn start_logging(device: &str, arguments: &[&str], faults: Option<&str>, log: Stdio) -> (Self, Value) {
         let mut command = pascaline(&["serve", "--model", TINY, "--device", device, "--port", "0", "--json"]);
         command.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1080");
-        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.args(arguments).stdout(Stdio::piped()).stderr(log);
         if let Some(faults) = faults {
             command.env("PASCALINE_FAULTS", faults);
         }
@@ -222,4 +227,116 @@ fn what_can_not_be_served_is_refused_at_once() {
         assert_eq!(output.status.code(), Some(status), "{arguments:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(part), "{}", stderr(&output));
     }
+}
+
+/// The log of a server that was asked for an answer, for a stream, in vain, and by a client that left.
+fn log(arguments: &[&str]) -> String {
+    let file = tempfile::tempfile().expect("a file");
+    let to = Stdio::from(file.try_clone().expect("a handle"));
+    let (server, _) = Server::start_logging("cpu", arguments, None, to);
+    let post = |id: &str, body: &Value| {
+        let request = ureq::post(&format!("{}/v1/chat/completions", server.url)).timeout(PATIENCE);
+        let request = request.set("Content-Type", "application/json").set("x-request-id", id);
+        let answer = match request.send_string(&body.to_string()) {
+            Ok(answer) | Err(ureq::Error::Status(_, answer)) => answer,
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(answer.header("x-request-id"), Some(id));
+        answer.into_string().expect("text")
+    };
+    post("whole", &question(5, false));
+    post("stream", &question(5, true));
+    post("again", &json!({ "messages": [{ "role": "user", "content": "SECRET" }], "max_tokens": 1 }));
+    post("refused", &json!({ "messages": [{ "role": "SECRET", "content": "Hello" }] }));
+    ureq::get(&format!("{}/health", server.url)).call().expect("200");
+    let connect = || TcpStream::connect(server.url.trim_start_matches("http://")).expect("it listens");
+    let mut raw = connect();
+    raw.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let head = "GET /\u{9b}31m\u{202e}x?SECRET HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer SECRET\r\n\
+                x-request-id: \u{9b}31m\r\nConnection: close\r\n\r\n";
+    raw.write_all(head.as_bytes()).expect("it reads");
+    raw.read_to_end(&mut Vec::new()).expect("an answer");
+    let mut left = connect();
+    let body = question(100_000, true).to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         x-request-id: leaves\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    left.write_all(head.as_bytes()).expect("it reads");
+    left.read_exact(&mut [0; 400]).expect("the beginning of an answer");
+    drop(left);
+    server.signal("-TERM");
+    assert_eq!(server.wait(), Some(0));
+    // the handle of the program has the same place in it
+    let mut file = file;
+    let mut text = String::new();
+    std::io::Seek::rewind(&mut file).expect("a file");
+    file.read_to_string(&mut text).expect("UTF-8");
+    assert!(!text.contains("SECRET") && !text.contains("Hello"), "{text}");
+    assert!(text.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{202e}'), "{text:?}");
+    text
+}
+
+#[test]
+fn each_request_is_a_line_of_json() {
+    let text = log(&["--log-format", "json", "--log-level", "debug"]);
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect();
+    let of = |id: &str| {
+        let found: Vec<_> = lines.iter().filter(|line| line["request_id"] == id).collect();
+        assert_eq!(found.len(), 1, "{id} in {text}");
+        found[0]
+    };
+    for id in ["whole", "stream"] {
+        let line = of(id);
+        assert_eq!((&line["level"], &line["message"]), (&json!("INFO"), &json!("request")));
+        assert_eq!((&line["method"], &line["path"]), (&json!("POST"), &json!("/v1/chat/completions")));
+        assert_eq!((&line["status"], &line["end"]), (&json!(200), &json!("length")));
+        assert_eq!((&line["model"], &line["generated_tokens"]), (&json!("tiny"), &json!(5)));
+        assert!(line["prompt_tokens"].as_u64() > Some(5) && line["cached_tokens"].is_u64(), "{line}");
+        let time = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name} in {line}"));
+        assert!(time("queued_ms") <= time("first_token_ms") && time("first_token_ms") <= time("total_ms"));
+        assert!(line["timestamp"].is_string());
+    }
+    assert_eq!(of("stream")["prompt_tokens"], of("whole")["prompt_tokens"]);
+    assert_eq!(of("again")["generated_tokens"], 1);
+    let refused = of("refused");
+    assert_eq!((&refused["level"], &refused["status"]), (&json!("WARN"), &json!(400)));
+    assert_eq!((&refused["end"], &refused["prompt_tokens"]), (&json!("invalid_value"), &Value::Null));
+    let left = of("leaves");
+    assert_eq!((&left["status"], &left["end"]), (&json!(200), &json!("left")));
+    assert!(left["generated_tokens"].as_u64() > Some(0), "{left}");
+    let at = |path: &str| lines.iter().find(|line| line["path"] == path).expect(path);
+    assert_eq!((&at("/health")["level"], &at("/health")["end"]), (&json!("DEBUG"), &json!("done")));
+    let strange = at("/%C2%9B31m%E2%80%AEx");
+    assert_eq!((&strange["status"], &strange["end"]), (&json!(404), &json!("not_found")));
+    assert!(strange["request_id"].as_str().expect("an id").starts_with("req_"));
+    // remarks are lines of their own
+    assert!(lines.iter().any(|line| line["message"].as_str().is_some_and(|text| text.contains("web page"))));
+}
+
+#[test]
+fn each_request_is_a_line_of_text() {
+    let text = log(&[]);
+    let line = |part: &str| {
+        let found: Vec<_> = text.lines().filter(|line| line.contains(part)).collect();
+        assert_eq!(found.len(), 1, "{part} in {text}");
+        found[0]
+    };
+    let whole = line("request_id=\"whole\"");
+    for part in
+        [" INFO ", "method=\"POST\"", "status=200", "model=\"tiny\"", "generated_tokens=5", "end=\"length\""]
+    {
+        assert!(whole.contains(part), "{part} in {whole}");
+    }
+    assert!(line("request_id=\"leaves\"").contains("end=\"left\""));
+    assert!(line("/%C2%9B31m%E2%80%AEx").contains("WARN"));
+    assert!(!text.contains("/health"), "it is no information: {text}");
+    // errors alone
+    assert_eq!(log(&["--quiet"]), "");
+    let warnings = log(&["--quiet", "--log-level", "warn"]);
+    assert_eq!(warnings.lines().count(), 2, "{warnings}");
 }

@@ -38,7 +38,8 @@ impl Drop for Temporary {
 fn chat(report: &Temporary, arguments: &[&str]) -> Terminal {
     let (model, report) = (tiny().display().to_string(), report.path());
     let fixed = ["chat", "--model", &model, "--device", "cpu", "--json", &report];
-    let mut terminal = Terminal::start(pascaline(&[&fixed, arguments].concat()), 80);
+    // the conversation is not part of these tests
+    let mut terminal = Terminal::start(pascaline(&[&fixed[..], &["--no-save"], arguments].concat()), 80);
     terminal.wait_for("/help lists the commands");
     terminal.wait_for("> ");
     terminal

@@ -13,6 +13,7 @@ mod media;
 mod out_of_memory;
 mod panics;
 mod replicas;
+mod request_id;
 mod together;
 mod trouble;
 mod virtual_gpu;

@@ -49,7 +49,18 @@ fn job(worker: &Worker, bug: Bug) -> (Job, UnboundedReceiver<Event>) {
     let prompt = model.processor.prepare(&[user_turn(&[], "Hello")], &[]).unwrap();
     let (prompt, (events, receiver)) = (KeyedPrompt::new(model, prompt).unwrap(), unbounded_channel());
     let options = Options { max_new_tokens: 1000, stop_at_eos: false, ..Options::default() };
-    (Job { prompt, options, logprobs: None, constraint: Some(Box::new(bug)), events, charge: None }, receiver)
+    (
+        Job {
+            prompt,
+            options,
+            logprobs: None,
+            constraint: Some(Box::new(bug)),
+            events,
+            charge: None,
+            taken: None,
+        },
+        receiver,
+    )
 }
 
 /// The answer's end.

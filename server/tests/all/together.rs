@@ -12,7 +12,7 @@ fn job(worker: &Worker, prompt: &Prompt, tokens: usize) -> (Job, UnboundedReceiv
     let (events, receiver) = unbounded_channel();
     let prompt = KeyedPrompt::new(worker.model(), prompt.clone()).unwrap();
     let options = Options { max_new_tokens: tokens, stop_at_eos: false, ..Options::default() };
-    (Job { prompt, options, logprobs: None, constraint: None, events, charge: None }, receiver)
+    (Job { prompt, options, logprobs: None, constraint: None, events, charge: None, taken: None }, receiver)
 }
 
 #[test]
@@ -70,4 +70,31 @@ fn answers_together_are_those_alone() {
         std::thread::yield_now();
     }
     assert_eq!((worker.gauges().running(), worker.gauges().waiting()), (0, 0));
+}
+
+/// A client that has seen a token may ask at once how many run and wait.
+#[test]
+fn gauges_are_as_new_as_events() {
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+    let model = Qwen3Vl::load(tiny, &Device::Cpu).unwrap();
+    let prompt = model.processor.prepare(&[user_turn(&[], "Hello")], &[]).unwrap();
+    let worker = Worker::start(model.into(), 4).unwrap();
+    for _ in 0..50 {
+        let (job, mut events) = job(&worker, &prompt, 2);
+        worker.submit(vec![job]).unwrap();
+        loop {
+            // without sleeping, so that the gauges are read at once
+            let Ok(event) = events.try_recv() else { continue };
+            let gauges = worker.gauges();
+            let found = (gauges.running(), gauges.waiting());
+            match event {
+                Event::Token { .. } => assert!([(1, 0), (0, 0)].contains(&found), "{gauges:?}"),
+                Event::Done { .. } => {
+                    assert_eq!(found, (0, 0), "{gauges:?}");
+                    break;
+                }
+                Event::Failed(failure) => panic!("{failure}"),
+            }
+        }
+    }
 }
