@@ -12,7 +12,7 @@ use rustyline::history::{History as _, MemHistory};
 use rustyline::validate::Validator;
 use rustyline::{
     Behavior, Cmd, CompletionType, ConditionalEventHandler, Config, Context, Event, EventContext,
-    EventHandler, Helper, KeyCode, KeyEvent, Modifiers, Movement, RepeatCount,
+    EventHandler, Helper, KeyCode, KeyEvent, Modifiers, RepeatCount,
 };
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
@@ -91,6 +91,7 @@ impl Editor {
         match self {
             Self::Terminal { editor, history, .. } => match editor.readline(PROMPT) {
                 Ok(message) => {
+                    let message = continued(&message);
                     if let Some(history) = history.as_ref().filter(|_| !message.trim().is_empty()) {
                         let added = history.add(&message);
                         added.map_err(|error| {
@@ -136,13 +137,21 @@ fn unusable(error: &ReadlineError) -> Failure {
     Failure::Failed(format!("the terminal can't be used: {error}"))
 }
 
-/// Enter: behind a backslash it begins another line instead.
+/// Enter: behind a backslash it begins another line instead. [`continued`] takes the backslash away when the message is whole.
 struct LineEnd;
+
+/// U+2060, word joiner, has no width. It tells the end of a continued line from a backslash before a pasted end of line.
+const JOINER: char = '\u{2060}';
+
+/// A message without the backslashes that continued its lines.
+fn continued(message: &str) -> String {
+    message.replace(&format!("\\{JOINER}\n"), "\n")
+}
 
 impl ConditionalEventHandler for LineEnd {
     fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext) -> Option<Cmd> {
         let is_open = context.pos() == context.line().len() && context.line().ends_with('\\');
-        is_open.then(|| Cmd::Replace(Movement::BackwardChar(1), Some("\n".to_owned())))
+        is_open.then(|| Cmd::Insert(1, format!("{JOINER}\n")))
     }
 }
 
