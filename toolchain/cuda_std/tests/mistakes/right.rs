@@ -33,5 +33,4 @@ pub fn main() {
     let mut written = y.write();
     launch(&scale, &Scale { y: written.reborrow(), x: x.read(), factor: 2.0 });
     launch(&scale, &Scale { y: written, x: x.read(), factor: 2.0 });
-    drop((y, x));
 }
