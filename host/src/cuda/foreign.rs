@@ -342,9 +342,8 @@ impl Stream {
         let sizes = function.parameters.iter().map(|parameter| parameter.bytes);
         // SAFETY: each argument points to a value of the type that the kernel declares, by this function's contract.
         unsafe { self.keep_exposed(arguments.iter().map(|argument| argument.cast_const()).zip(sizes)) };
-        let mut values = arguments.to_vec();
         // SAFETY: the function belongs to the bound context; each value is of its parameter's type: this function's contract.
-        unsafe { enqueue(self, function.function, grid, block, shared_bytes, &mut values) }
+        unsafe { enqueue(self, function.function, grid, block, shared_bytes, arguments) }
     }
 }
 

@@ -66,18 +66,18 @@ impl CudaDevice {
         grid: [u32; 3],
         parameters: &P,
     ) -> Result<()> {
-        let mut pointers = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
+        let pointers = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
         let fields = pointers.iter().map(|&pointer| pointer.cast_const()).zip(P::SIZES.iter().copied());
         // SAFETY: `KernelParams` gives for each size the address of a field of that size.
         unsafe { self.stream().keep_exposed(fields) };
         // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, and `parameters` lives until
         // the driver has copied them. The pointers in them hold by this function's contract.
-        unsafe { self.launch_raw(spec, grid, &mut pointers) }
+        unsafe { self.launch_raw(spec, grid, &pointers) }
     }
 
     /// # Safety
     /// As [`launch`](Self::launch); `values` points to one value for each of the kernel's parameters, of its size.
-    unsafe fn launch_raw(&self, spec: &KernelInfo, grid: [u32; 3], values: &mut [*mut c_void]) -> Result<()> {
+    unsafe fn launch_raw(&self, spec: &KernelInfo, grid: [u32; 3], values: &[*mut c_void]) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
@@ -112,11 +112,11 @@ pub(super) unsafe fn enqueue(
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
-    values: &mut [*mut c_void],
+    values: &[*mut c_void],
 ) -> Result<()> {
     let _lock = stream.lock_to_enqueue();
     let ([gx, gy, gz], [x, y, z]) = (grid, block);
-    // SAFETY: this function's contract; the driver copies the values before it returns.
+    // SAFETY: this function's contract; the driver reads the values, and copies them, before it returns.
     let result = unsafe {
         sys::cuLaunchKernel(
             function,
@@ -128,7 +128,7 @@ pub(super) unsafe fn enqueue(
             z,
             shared_bytes,
             stream.raw(),
-            values.as_mut_ptr(),
+            values.as_ptr().cast_mut(),
             ptr::null_mut(),
         )
     };

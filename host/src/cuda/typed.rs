@@ -50,7 +50,7 @@ impl PtxModule {
         }
         let device = self.device();
         device.bind()?;
-        let mut values = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
+        let values = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
         let fields = || values.iter().map(|&pointer| pointer.cast_const()).zip(P::SIZES.iter().copied());
         // SAFETY: `KernelParams` gives for each size the address of a field of that size.
         unsafe {
@@ -59,7 +59,7 @@ impl PtxModule {
         }
         // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, whose sizes were compared with
         // the PTX. The memory that they point to is borrowed, or the caller vouches for it.
-        unsafe { enqueue(device.stream(), function, grid, spec.block, shared_bytes, &mut values) }?;
+        unsafe { enqueue(device.stream(), function, grid, spec.block, shared_bytes, &values) }?;
         traced(spec.name);
         Ok(())
     }
