@@ -32,6 +32,8 @@ mod device;
 mod devices;
 mod doctor;
 mod doctor_memory;
+#[cfg(test)]
+mod documented;
 mod editor;
 mod embed;
 mod environment;

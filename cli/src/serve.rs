@@ -60,7 +60,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "HOST")]
     allowed_host: Vec<String>,
 
-    /// A host, or HOST:PORT, from which pictures may be fetched; may be given more than once. Addresses that are not public
+    /// Read no video files, which the program ffmpeg decodes where it is installed. Animated GIF and WebP files and lists of
+    /// frames are read all the same.
+    #[arg(long)]
+    no_video_files: bool,
+
+    /// A host, or HOST:PORT, from which pictures and videos may be fetched; may be given more than once. Addresses that are not public
     /// are refused, whatever the host's name.
     #[arg(long, value_name = "HOST")]
     allow_image_host: Vec<String>,
@@ -273,6 +278,7 @@ fn config(args: &Args, model: &LanguageModel, context: usize, api_key: Option<St
         connections: args.max_connections as usize,
         memory: args.memory_budget.unwrap_or_else(pascaline_server::default_memory),
         image_hosts: args.allow_image_host.clone(),
+        reads_video_files: !args.no_video_files,
         ..Limits::for_context(context)
     };
     Config {

@@ -18,6 +18,7 @@ mod cut;
 mod decode;
 pub mod embed;
 pub mod estimate;
+mod ffmpeg;
 pub mod files;
 pub mod fit;
 pub mod footprint;

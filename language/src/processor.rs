@@ -119,7 +119,7 @@ impl Processor {
         let prepare = |visual| {
             let pictures = self.seeing()?;
             let patches = pictures.patches(visual)?;
-            Ok((pictures.media(visual, &patches), patches))
+            Ok((pictures.media(visual, patches.grid), patches))
         };
         let (media, patches): (Vec<_>, Vec<_>) =
             visuals.iter().map(prepare).collect::<Result<Vec<_>>>()?.into_iter().unzip();
@@ -128,8 +128,8 @@ impl Processor {
         Ok(Prompt { ids, positions, patches })
     }
 
-    /// A conversation's prompt before its images, of which only the plans are known: its patches, which the caller adds,
-    /// are those of the images in order. `tools`, in OpenAI's form, are those that the assistant may call.
+    /// A conversation's prompt before its images and videos, of which only tokens and grids are known: its patches, which the caller
+    /// adds, are theirs in order. `tools`, in OpenAI's form, are those that the assistant may call.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -137,12 +137,12 @@ impl Processor {
         &self,
         messages: &[Message],
         tools: &[Value],
-        images: &[ImagePlan],
+        media: &[(Media, [usize; 3])],
         spelled: ControlTokens,
     ) -> Result<Prompt> {
-        let media: Vec<_> = images.iter().map(|image| Media::Image { tokens: image.tokens }).collect();
+        let (media, grids): (Vec<_>, Vec<_>) = media.iter().cloned().unzip();
         let ids = self.tokens(messages, tools, &media, spelled)?;
-        let positions = self.positions(&ids, images.iter().map(|image| image.grid))?;
+        let positions = self.positions(&ids, grids.into_iter())?;
         Ok(Prompt { ids, positions, patches: Vec::new() })
     }
 
@@ -207,7 +207,7 @@ impl Processor {
     /// # Errors
     /// As [`image_patches`](Self::image_patches).
     pub fn image_plan(&self, name: &str, header: PictureHeader) -> Result<ImagePlan> {
-        self.seeing()?.plan(name, header)
+        self.seeing()?.plan(name, header, None)
     }
 
     /// The positions of tokens that include the pads of these grids.

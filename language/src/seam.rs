@@ -396,14 +396,14 @@ pub trait Pictures: Any + Send + Sync {
     /// The same with other limits of pixels.
     fn within(&self, limits: PixelLimits) -> Box<dyn Pictures>;
 
-    /// The tokens and the memory of a picture with this header.
+    /// The tokens and the memory of a picture with this header, or of a video of so many decoded frames with it.
     ///
     /// # Errors
     /// [`Error::Image`].
-    fn plan(&self, name: &str, header: PictureHeader) -> Result<ImagePlan>;
+    fn plan(&self, name: &str, header: PictureHeader, frames: Option<usize>) -> Result<ImagePlan>;
 
-    /// The tokens that an image or video becomes.
-    fn media(&self, visual: &Visual, patches: &Patches) -> Media;
+    /// The tokens that an image or video becomes whose patches have this grid.
+    fn media(&self, visual: &Visual, grid: [usize; 3]) -> Media;
 
     /// The prompt with its placeholders replaced by pad tokens, which `spelling` spells.
     ///

@@ -2,7 +2,7 @@
 
 use super::config::{PreprocessorConfig, Seeing};
 use super::positions::positions;
-use super::preprocess::{image_patches, image_plan, video_patches};
+use super::preprocess::{image_patches, image_plan, video_patches, video_plan};
 use language::Processor;
 use language::chat::Media;
 use language::media::{ImagePlan, Patches, PixelLimits, Positions, VIDEO_PICTURES, Visual};
@@ -50,12 +50,14 @@ impl seam::Pictures for Pictures {
         Box::new(narrowed)
     }
 
-    fn plan(&self, name: &str, header: PictureHeader) -> Result<ImagePlan> {
-        image_plan(name, header, &self.images)
+    fn plan(&self, name: &str, header: PictureHeader, frames: Option<usize>) -> Result<ImagePlan> {
+        match frames {
+            None => image_plan(name, header, &self.images),
+            Some(frames) => video_plan(name, header, frames, &self.videos),
+        }
     }
 
-    fn media(&self, visual: &Visual, patches: &Patches) -> Media {
-        let [groups, rows, cols] = patches.grid;
+    fn media(&self, visual: &Visual, [groups, rows, cols]: [usize; 3]) -> Media {
         let tokens = rows * cols / self.seeing.tower.merge_len();
         match visual {
             Visual::Image { .. } => Media::Image { tokens },

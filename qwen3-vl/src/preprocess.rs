@@ -64,22 +64,52 @@ pub fn smart_resize(name: &str, (height, width): (usize, usize), bounds: Bounds)
 /// # Errors
 /// As [`image_patches`].
 pub fn image_plan(name: &str, header: PictureHeader, config: &PreprocessorConfig) -> Result<ImagePlan> {
-    let size = (header.height, header.width);
-    let (height, width) = resized(name, size, 1, still(config), config)?;
+    plan(name, header, still(config), header.bytes, config)
+}
+
+/// The tokens and the memory of a video of `frames` decoded frames, each with this header.
+///
+/// # Errors
+/// As [`video_patches`].
+pub fn video_plan(
+    name: &str,
+    header: PictureHeader,
+    frames: usize,
+    config: &PreprocessorConfig,
+) -> Result<ImagePlan> {
+    plan(name, header, moving(frames, config), 0, config)
+}
+
+/// `decoding` bytes are taken besides those for resizing.
+fn plan(
+    name: &str,
+    header: PictureHeader,
+    bounds: Bounds,
+    decoding: usize,
+    config: &PreprocessorConfig,
+) -> Result<ImagePlan> {
+    let (height, width) = resized(name, (header.height, header.width), bounds.frames, bounds, config)?;
     let side = config.patch_size;
-    let (rows, cols) = (height / side, width / side);
+    let [groups, rows, cols] =
+        [bounds.frames.div_ceil(config.temporal_patch_size), height / side, width / side];
+    let patches = groups * rows * cols;
     Ok(ImagePlan {
-        grid: [1, rows, cols],
-        tokens: rows * cols / (config.merge_size * config.merge_size),
-        bytes: rows * cols * side * side * 3 * config.temporal_patch_size * size_of::<f32>(),
-        // the picture resized along its rows and then along its columns
-        scratch: header.bytes + 3 * width * (header.height + height),
+        grid: [groups, rows, cols],
+        tokens: patches / (config.merge_size * config.merge_size),
+        bytes: patches * side * side * 3 * config.temporal_patch_size * size_of::<f32>(),
+        // a frame resized along its rows, and all along their columns
+        scratch: decoding + 3 * width * (header.height + bounds.frames * height),
     })
 }
 
 fn still(config: &PreprocessorConfig) -> Bounds {
     let PreprocessorConfig { min_pixels, max_pixels, .. } = *config;
     Bounds { factor: config.factor(), min_pixels, max_pixels, frames: 1, group: 1 }
+}
+
+fn moving(frames: usize, config: &PreprocessorConfig) -> Bounds {
+    let PreprocessorConfig { min_pixels, max_pixels, temporal_patch_size: group, .. } = *config;
+    Bounds { factor: config.factor(), min_pixels, max_pixels, frames, group }
 }
 
 /// Resizes a picture and cuts it into patches; a still image fills all frames of its patches.
@@ -95,9 +125,7 @@ pub fn image_patches(name: &str, picture: &Picture, config: &PreprocessorConfig)
 /// # Errors
 /// As [`image_patches`], and [`Error::Image`] if a frame has another size than the first.
 pub fn video_patches(name: &str, frames: &[Picture], config: &PreprocessorConfig) -> Result<Patches> {
-    let PreprocessorConfig { min_pixels, max_pixels, temporal_patch_size: group, .. } = *config;
-    let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: frames.len(), group };
-    resized_patches(name, frames, bounds, config)
+    resized_patches(name, frames, moving(frames.len(), config), config)
 }
 
 /// The size to resize `frames` frames of `size` to, if their patches are not too large.

@@ -12,6 +12,7 @@ use super::log::Record;
 use super::messages::content;
 use super::prepare;
 use super::request::{Parsed, bytes_of};
+use super::videos::Frames;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -76,7 +77,7 @@ struct Content {
 }
 
 impl Content {
-    /// A string, a list of content parts, or an object with text, image or content.
+    /// A string, a list of content parts, or an object with text, image, video or content.
     fn read(path: &str, value: &Value, config: &Config) -> Result<Self> {
         let parts = match value {
             Value::String(text) => {
@@ -106,11 +107,13 @@ impl Content {
         Ok(Self { pictures, ..found })
     }
 
-    /// The parts of an object with text and image, as Jina has it.
+    /// The parts of an object with text, image and video, as Jina has it.
     fn fields(fields: &Fields) -> Result<Value> {
         let mut parts = Vec::new();
-        if let Some(url) = fields.str("image")? {
-            parts.push(json!({ "type": "image_url", "image_url": { "url": url } }));
+        for (name, kind) in [("image", "image_url"), ("video", "video_url")] {
+            if let Some(url) = fields.str(name)? {
+                parts.push(json!({ "type": kind, kind: { "url": url } }));
+            }
         }
         if let Some(text) = fields.str("text")? {
             parts.push(json!({ "type": "text", "text": text }));
@@ -131,9 +134,10 @@ fn bound<'a>(fields: &Fields, pictures: impl Iterator<Item = &'a mut Asked>, con
     let limits = &config.limits;
     let passed = fields.object("mm_processor_kwargs")?;
     let passed = passed.map(|passed| pixel_limits(&passed, limits)).transpose()?.unwrap_or_default();
-    let all = pixel_limits(fields, limits)?.or(passed).or(PIXELS);
+    let (all, frames) = (pixel_limits(fields, limits)?.or(passed).or(PIXELS), Frames::for_all(fields)?);
     for asked in pictures {
         asked.pixels = asked.pixels.or(all);
+        asked.frames = asked.frames.map(|asked| asked.or(frames));
     }
     Ok(())
 }

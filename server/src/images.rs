@@ -1,4 +1,4 @@
-//! The pictures of a request: inline, or fetched from an address.
+//! The pictures and videos of a request: inline, or fetched from an address.
 //!
 //! A server that fetches addresses given by strangers can be made to fetch from its own network (SSRF). So a host must be
 //! allowed by name, and none of its addresses may be private: the name is resolved once, all its addresses are checked, and
@@ -8,6 +8,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::Wanted;
 use super::limits::Limits;
+use super::videos::Frames;
 use base64::Engine;
 use base64::engine::general_purpose::{GeneralPurpose, STANDARD, STANDARD_NO_PAD};
 use qwen3_vl::media::PixelLimits;
@@ -23,10 +24,10 @@ const MAX_REDIRECTS: usize = 3;
 /// The longest time for fetching a picture.
 const MAX_TIME: Duration = Duration::from_secs(20);
 
-/// The pictures of a request, in order.
+/// The pictures and videos of a request, in order.
 pub(crate) type Pictures = Vec<Asked>;
 
-/// A picture of a request.
+/// A picture or video of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Asked {
     /// The path of its field.
@@ -34,6 +35,8 @@ pub(crate) struct Asked {
     pub source: Source,
     /// The pixels that it is resized to, where the request says so.
     pub pixels: PixelLimits,
+    /// The frames that are seen of a video; `None` for a picture.
+    pub frames: Option<Frames>,
 }
 
 /// The limits of pixels that a part or a request asks for, as Qwen's processor takes them. The server's most is kept.
@@ -51,17 +54,20 @@ pub(crate) fn pixel_limits(fields: &Fields, limits: &Limits) -> Result<PixelLimi
     Ok(PixelLimits { min: min.map(|min| min.min(most)), max: max.map(|max| max.min(most)), most: None })
 }
 
-/// The source of a picture.
+/// The source of a picture or video.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Source {
     /// The file.
     Here(Vec<u8>),
+    /// A video's frames, each a picture's file.
+    Frames(Vec<Vec<u8>>),
     /// An address whose host is allowed.
     Elsewhere(Url),
 }
 
 impl Source {
-    /// Reads an `image_url`.
+    /// Reads an `image_url` or a `video_url`. A data URL of `video/jpeg` is a video whose frames, as vLLM has it, are joined by
+    /// commas.
     pub fn read(param: &str, url: &str, limits: &Limits) -> Result<Self> {
         let refuse = |reason: &str| ApiError::invalid(param, format!("{param} {reason}"));
         if let Some(data) = strip_prefix_ignoring_case(url, "data:") {
@@ -69,21 +75,31 @@ impl Source {
             if !kind.to_ascii_lowercase().ends_with(";base64") {
                 return Err(refuse("is a data URL that is not base64"));
             }
-            let data = data.trim();
-            let engine: &GeneralPurpose = if data.ends_with('=') { &STANDARD } else { &STANDARD_NO_PAD };
-            let file =
-                engine.decode(data).map_err(|error| refuse(&format!("is not valid base64: {error}")))?;
-            return Ok(Self::Here(file));
+            let decode = |data: &str| {
+                let data = data.trim();
+                let engine: &GeneralPurpose = if data.ends_with('=') { &STANDARD } else { &STANDARD_NO_PAD };
+                engine.decode(data).map_err(|error| refuse(&format!("is not valid base64: {error}")))
+            };
+            return Ok(match strip_prefix_ignoring_case(kind, "video/jpeg") {
+                Some(_) => Self::Frames(data.split(',').map(decode).collect::<Result<_>>()?),
+                None => Self::Here(decode(data)?),
+            });
         }
         let url = Url::parse(url).map_err(|error| refuse(&format!("is not a valid address: {error}")))?;
         check(&url, limits).map_err(|reason| refuse(&reason))?;
         Ok(Self::Elsewhere(url))
     }
 
+    /// The error for a video where a picture is shown.
+    pub fn no_picture(param: &str) -> ApiError {
+        ApiError::invalid(param, format!("{param} is a video, and no picture"))
+    }
+
     /// Bytes of memory that it takes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Here(file) => file.len(),
+            Self::Frames(files) => files.iter().map(|file| file.len() + size_of::<Vec<u8>>()).sum(),
             Self::Elsewhere(url) => url.as_str().len(),
         }
     }
@@ -92,6 +108,7 @@ impl Source {
     pub fn fetch(self, param: &str, limits: &Limits, wanted: &Wanted) -> Result<Vec<u8>> {
         match self {
             Self::Here(file) => Ok(file),
+            Self::Frames(_) => Err(Self::no_picture(param)),
             Self::Elsewhere(url) => {
                 fetch(url, limits.body, &|url| check(url, limits), &|| wanted.is_so(), &|_, address| {
                     is_public(address)
@@ -356,6 +373,9 @@ mod tests {
         assert_eq!(read("DATA:image/png;BASE64,aGk=", &[]), Ok(Source::Here(b"hi".into())));
         assert_eq!(read("data:;base64,aGk", &[]), Ok(Source::Here(b"hi".into())));
         assert_eq!(read("data:;base64, aGk=\n", &[]), Ok(Source::Here(b"hi".into())));
+        let frames = vec![b"hi".to_vec(), b"ho".to_vec()];
+        assert_eq!(read("data:video/jpeg;base64,aGk=,aG8", &[]), Ok(Source::Frames(frames)));
+        assert!(read("data:image/jpeg;base64,aGk=,aG8", &[]).is_err());
     }
 
     /// A server on this machine that gives each of its answers once.

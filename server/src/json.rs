@@ -9,7 +9,7 @@ use serde_json::{Map, Number, Value};
 use std::fmt;
 
 /// The fields that a route reads, at whatever depth; those of `refused.rs` besides.
-const KNOWN: [&str; 106] = [
+const KNOWN: [&str; 112] = [
     "add_generation_prompt",
     "arguments",
     "background",
@@ -27,6 +27,7 @@ const KNOWN: [&str; 106] = [
     "echo",
     "encoding_format",
     "format",
+    "fps",
     "frequency_penalty",
     "function",
     "function_call",
@@ -52,10 +53,12 @@ const KNOWN: [&str; 106] = [
     "logit_bias",
     "logprobs",
     "max_completion_tokens",
+    "max_frames",
     "max_output_tokens",
     "max_pixels",
     "max_tokens",
     "max_tokens_to_sample",
+    "media_io_kwargs",
     "media_type",
     "messages",
     "min_p",
@@ -66,6 +69,7 @@ const KNOWN: [&str; 106] = [
     "n",
     "name",
     "num_ctx",
+    "num_frames",
     "num_predict",
     "options",
     "output",
@@ -116,6 +120,8 @@ const KNOWN: [&str; 106] = [
     "top_p",
     "type",
     "url",
+    "video",
+    "video_url",
 ];
 /// Fields whose values have names of the client's own.
 const WHOLE: [&str; 9] = [

@@ -1,7 +1,8 @@
 //! An OpenAI-compatible HTTP server for Qwen3-VL, with a web page for chat.
 //!
 //! The files in the order in which a request goes through them: `listen` accepts its `connection`, for which `admission` has
-//! a place, `app` routes it if `visitors` lets it in, `json` and `request` parse its body, `images` gets its pictures,
+//! a place, `app` routes it if `visitors` lets it in, `json` and `request` parse its body, `images` gets its pictures and
+//! `videos` their frames,
 //! `prepare` makes its prompt, [`worker`] queues it for the replica that `balance` chooses, `replica` computes, `answer`
 //! collects events, `reply` formats them as OpenAI does and `stream` sends them; `embed` answers with vectors and scores. All the while `account` has its memory; `lanes` runs the work that
 //! keeps a thread busy, and `log` writes its line. Batching and sampling are `qwen3_vl`'s, options of the command line `cli/src/serve.rs`'.
@@ -43,6 +44,7 @@ mod state;
 mod stream;
 mod system;
 mod tools;
+mod videos;
 mod visitors;
 pub mod worker;
 

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 
 /// The header with a request's id.
 pub(crate) const ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Where Anthropic's packages read it.
+const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
+const ANTHROPIC_PATH: &str = "/v1/messages";
 /// The most bytes of an id, and those of a path or a name that are written.
 const MAX_ID: usize = 64;
 const MAX_NAME: usize = 256;
@@ -123,6 +126,9 @@ pub(crate) async fn request(State(model): State<Arc<str>>, request: Request, nex
     };
     let mut response = RECORD.scope(record, next.run(request)).await;
     if let Ok(value) = HeaderValue::from_str(&line.id) {
+        if line.path.starts_with(ANTHROPIC_PATH) {
+            response.headers_mut().insert(ANTHROPIC_ID, value.clone());
+        }
         response.headers_mut().insert(ID, value);
     }
     if let Some(Code(code)) = response.extensions_mut().remove() {

@@ -5,6 +5,7 @@ use super::fields::{Fields, wrong};
 use super::images::{Asked, Pictures, Source, pixel_limits};
 use super::limits::Limits;
 use super::tools;
+use super::videos::Frames;
 use qwen3_vl::chat::{Message, Part};
 use serde_json::{Map, Value};
 
@@ -53,8 +54,11 @@ pub(crate) fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>
     let own = pixel_limits(fields, limits)?;
     let passed =
         fields.object("mm_processor_kwargs")?.map(|passed| pixel_limits(&passed, limits)).transpose()?;
-    let all = own.or(passed.unwrap_or_default());
-    pictures.iter_mut().for_each(|asked: &mut Asked| asked.pixels = asked.pixels.or(all));
+    let (all, frames) = (own.or(passed.unwrap_or_default()), Frames::for_all(fields)?);
+    for asked in &mut pictures {
+        asked.pixels = asked.pixels.or(all);
+        asked.frames = asked.frames.map(|asked| asked.or(frames));
+    }
     if pictures.len() > limits.pictures {
         let message = format!("{} pictures; a request may have {}", pictures.len(), limits.pictures);
         return Err(ApiError::invalid("messages", message));
@@ -149,23 +153,25 @@ pub(crate) fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits)
         let part = Fields::at(format!("{path}[{at}]"), part)?;
         match part.required("type", part.str("type")?)? {
             "text" => Ok(Part::Text { text: part.required("text", part.str("text")?)?.to_owned() }),
-            "image_url" => {
-                let mut pixels = pixel_limits(&part, limits)?;
-                let (path, url) = match part.get("image_url") {
-                    Some(Value::String(url)) => (part.path("image_url"), url.as_str()), // as some clients send it
+            kind @ ("image_url" | "video_url") => {
+                let (mut pixels, mut frames) = (pixel_limits(&part, limits)?, Frames::read(&part)?);
+                let (path, url) = match part.get(kind) {
+                    Some(Value::String(url)) => (part.path(kind), url.as_str()), // as some clients send it
                     _ => {
-                        let image = part.required("image_url", part.object("image_url")?)?;
-                        pixels = pixels.or(pixel_limits(&image, limits)?);
-                        (image.path("url"), image.required("url", image.str("url")?)?)
+                        let shown = part.required(kind, part.object(kind)?)?;
+                        pixels = pixels.or(pixel_limits(&shown, limits)?);
+                        frames = frames.or(Frames::read(&shown)?);
+                        (shown.path("url"), shown.required("url", shown.str("url")?)?)
                     }
                 };
                 let source = Source::read(&path, url, limits)?;
-                pictures.push(Asked { param: path, source, pixels });
-                Ok(Part::Image)
+                let is_video = kind == "video_url";
+                pictures.push(Asked { param: path, source, pixels, frames: is_video.then_some(frames) });
+                Ok(if is_video { Part::Video } else { Part::Image })
             }
             other => {
                 let path = part.path("type");
-                let message = format!("{path} is {other:?}; it may be text or image_url");
+                let message = format!("{path} is {other:?}; it may be text, image_url or video_url");
                 Err(ApiError::invalid(path, message))
             }
         }

@@ -10,10 +10,11 @@ use super::images::{Asked, Pictures, Source};
 use super::lanes::{self, Wanted};
 use super::log::Record;
 use super::request::{Chat, Raw, Tokenize, Wish};
+use super::videos;
 use super::worker::Job;
 use llguidance::Matcher;
 use qwen3_vl::batch::KeyedPrompt;
-use qwen3_vl::chat::{Message, Part};
+use qwen3_vl::chat::{Media, Message, Part};
 use qwen3_vl::media::PixelLimits;
 use qwen3_vl::preprocess::{ImagePlan, Picture, PictureHeader};
 use qwen3_vl::sampling::Constraint;
@@ -46,8 +47,23 @@ pub(crate) struct Prepared {
     charge: Charge,
 }
 
-/// The files of a request's pictures, each with the path of its field and the pixels that it is resized to.
-type Files = Vec<(Vec<u8>, String, PixelLimits)>;
+/// A picture or video of a request.
+struct Shown {
+    /// The path of its field.
+    name: String,
+    content: Content,
+    /// The pixels that it is resized to.
+    pixels: PixelLimits,
+}
+
+enum Content {
+    /// A picture's file.
+    File(Vec<u8>),
+    /// A decoded video.
+    Video { visual: Visual, frames: usize, header: PictureHeader },
+}
+
+type Files = Vec<Shown>;
 
 /// Prepares a conversation. All that its texts and the headers of its pictures tell is checked before a picture is decoded.
 pub(crate) async fn chat(app: &Arc<App>, chat: Chat, charge: Charge) -> Result<Prepared> {
@@ -123,37 +139,63 @@ async fn seen<T: Send + 'static>(
     let same = Arc::clone(app);
     let work = lanes::run(&app.lanes, charge, move |wanted, _| {
         let (model, limits) = (same.worker.model(), &same.config.limits);
-        for (file, name, pixels) in files {
+        for Shown { name, content, pixels } in files {
             wanted.check()?;
-            let picture = Picture::decode_while(&name, &file, limits.pixels, &|| wanted.is_so())?;
-            drop(file);
+            let visual = match content {
+                Content::File(file) => {
+                    let picture = Picture::decode_while(&name, &file, limits.pixels, &|| wanted.is_so())?;
+                    Visual::Image { name, picture }
+                }
+                Content::Video { visual, .. } => visual,
+            };
             wanted.check()?;
-            let pictures = model.processor.seeing()?.within(pixels);
-            prompt.patches.push(pictures.patches(&Visual::Image { name, picture })?);
+            prompt.patches.push(model.processor.seeing()?.within(pixels).patches(&visual)?);
         }
         then(model, prompt, wanted)
     });
     work.await
 }
 
-/// The pictures' files. Each address is charged a whole body until its file is there.
+/// The pictures' files, and the videos' frames. Each address is charged a whole body until its file is there, and each video all
+/// the bytes that its frames may take until they are decoded.
 async fn fetched(app: &Arc<App>, pictures: Pictures, mut charge: Charge) -> Result<(Files, Charge)> {
     let mut files = Vec::with_capacity(pictures.len());
-    for Asked { param, source, pixels } in pictures {
-        if let Source::Here(file) = source {
-            files.push((file, param, pixels));
-            continue;
-        }
-        charge.grow(app.config.limits.body)?;
-        let most = app.config.limits.body;
-        let same = Arc::clone(app);
-        let (file, mut back) = lanes::aside(charge, move |wanted, _| {
-            Ok((source.fetch(&param, &same.config.limits, wanted)?, param, pixels))
-        })
-        .await?;
-        back.give_back(most - file.0.len().min(most));
-        charge = back;
-        files.push(file);
+    if !pictures.is_empty() {
+        app.worker.model().processor.seeing()?;
+    }
+    for Asked { param, source, pixels, frames } in pictures {
+        let file = match source {
+            Source::Elsewhere(_) => {
+                let most = app.config.limits.body;
+                charge.grow(most)?;
+                let (same, name) = (Arc::clone(app), param.clone());
+                let fetch =
+                    move |wanted: &Wanted, _: &mut Charge| source.fetch(&name, &same.config.limits, wanted);
+                let (file, mut back) = lanes::aside(charge, fetch).await?;
+                back.give_back(most - file.len().min(most));
+                charge = back;
+                Source::Here(file)
+            }
+            here => here,
+        };
+        let content = match (file, frames) {
+            (Source::Here(file), None) => Content::File(file),
+            (_, None) => return Err(Source::no_picture(&param)),
+            (file, Some(frames)) => {
+                let most = app.config.limits.video_bytes();
+                charge.grow(most)?;
+                let (same, name) = (Arc::clone(app), param.clone());
+                let decode = move |wanted: &Wanted, _: &mut Charge| {
+                    videos::decode(&name, file, frames, &same.config.limits, wanted)
+                };
+                let (visual, mut back) = lanes::run(&app.lanes, charge, decode).await?;
+                let (frames, header) = videos::frames(&visual);
+                back.give_back(most - (frames * header.bytes).min(most));
+                charge = back;
+                Content::Video { visual, frames, header }
+            }
+        };
+        files.push(Shown { name: param, content, pixels });
     }
     Ok((files, charge))
 }
@@ -180,15 +222,25 @@ async fn outlined<T: Send + 'static>(
     let work = lanes::run(&app.lanes, charge, move |wanted, charge| {
         let (app, limits) = (&*same, &same.config.limits);
         let processor = &app.worker.model().processor;
-        let plan = |(file, param, pixels): &(Vec<u8>, String, PixelLimits)| {
+        let plan = |Shown { name, content, pixels }: &Shown| {
             wanted.check()?;
-            let header = PictureHeader::read(param, file, limits.pixels)?;
-            Ok(processor.seeing()?.within(*pixels).plan(param, header)?)
+            let seeing = processor.seeing()?.within(*pixels);
+            Ok(match content {
+                Content::File(file) => {
+                    let plan = seeing.plan(name, PictureHeader::read(name, file, limits.pixels)?, None)?;
+                    (plan, Media::Image { tokens: plan.tokens })
+                }
+                Content::Video { visual, frames, header } => {
+                    let plan = seeing.plan(name, *header, Some(*frames))?;
+                    (plan, seeing.media(visual, plan.grid))
+                }
+            })
         };
-        let plans = files.iter().map(plan).collect::<Result<Vec<_>>>()?;
+        let (plans, media): (Vec<_>, Vec<_>) =
+            files.iter().map(plan).collect::<Result<Vec<_>>>()?.into_iter().unzip();
         let tokens = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.tokens));
         if tokens >= limits.context {
-            return Err(too_long(app, "messages", &format!("{tokens} tokens of pictures")));
+            return Err(too_long(app, "messages", &format!("{tokens} tokens of pictures and videos")));
         }
         let texts = messages.iter().flat_map(|message| &message.content).filter_map(|part| match part {
             Part::Text { text } | Part::Reasoning { text } => Some(&**text),
@@ -197,7 +249,8 @@ async fn outlined<T: Send + 'static>(
         let texts = texts.chain(defined.iter().map(|text| &**text));
         fit(app, "messages", texts, wanted)?;
         charge.grow(PAD * tokens)?;
-        let prompt = processor.outline(&messages, &tools, &plans, app.config.control_tokens)?;
+        let media: Vec<_> = media.into_iter().zip(plans.iter().map(|plan: &ImagePlan| plan.grid)).collect();
+        let prompt = processor.outline(&messages, &tools, &media, app.config.control_tokens)?;
         fits(app, "messages", &prompt)?;
         charge.give_back(PAD * tokens);
         wanted.check()?;

@@ -28,7 +28,7 @@ text = joined(answer)
 assert text and answer.role == "assistant" and answer.stop_reason == "max_tokens", answer
 assert answer.usage.output_tokens == 12 and answer.usage.input_tokens > 0
 raw = client.messages.with_raw_response.create(model="tiny", max_tokens=1, messages=[{"role": "user", "content": "Hello"}])
-assert raw.headers["x-request-id"].startswith("req_")
+assert raw.headers["x-request-id"].startswith("req_") and answer._request_id.startswith("req_")
 prompt = client.messages.count_tokens(model="tiny", system="Be brief.", messages=[{"role": "user", "content": "Hello"}])
 assert prompt.input_tokens == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 

@@ -53,17 +53,29 @@ pub(super) fn agree_all<'a>(ptx: &str, kernels: impl Iterator<Item = &'a KernelI
 /// The parameters of each `.entry NAME(.param .u64 a, .param .align 8 .b8 p[16])`. The driver reports them only since
 /// CUDA 12.4.
 pub(super) fn parameters(ptx: &str) -> HashMap<String, Vec<Parameter>> {
-    let code: Vec<&str> = ptx.lines().map(|line| line.split("//").next().unwrap_or(line)).collect();
-    let code = code.join("\n");
-    let entries = code.split(".entry").skip(1).map(|rest| {
-        let rest = rest.trim_start();
-        let end = rest.find(|c: char| !c.is_alphanumeric() && !"_$%".contains(c)).unwrap_or(rest.len());
-        let (name, rest) = rest.split_at(end);
-        let list = rest.trim_start().strip_prefix('(').and_then(|list| list.split(')').next());
-        (
-            name.to_owned(),
-            list.map_or(Vec::new(), |list| list.split(".param").skip(1).map(parameter).collect()),
-        )
+    let entries = ptx.match_indices(".entry").filter_map(|(at, word)| {
+        let line = ptx[..at].rfind('\n').map_or(0, |end| end + 1);
+        if ptx[line..at].contains("//") {
+            return None;
+        }
+        // the contract alone, and not the code after it
+        let mut head = String::new();
+        for line in ptx[at + word.len()..].lines() {
+            let line = line.split("//").next().unwrap_or(line);
+            let end = line.find(['{', ';']);
+            head.push_str(&line[..end.unwrap_or(line.len())]);
+            head.push('\n');
+            if end.is_some() {
+                break;
+            }
+        }
+        let head = head.trim_start();
+        let end = head.find(|c: char| !c.is_alphanumeric() && !"_$%".contains(c)).unwrap_or(head.len());
+        let (name, list) = head.split_at(end);
+        let list = list.trim_start().strip_prefix('(').and_then(|list| list.split(')').next());
+        let parameters =
+            list.map_or(Vec::new(), |list| list.split(".param").skip(1).map(parameter).collect());
+        Some((name.to_owned(), parameters))
     });
     entries.collect()
 }
@@ -91,7 +103,7 @@ mod tests {
     #[test]
     fn parameters_are_found_however_the_text_is_broken() {
         let ptx = ".visible .entry one(\n\t.param .u64 .ptr .align 1 a\n)\n{ ret; }\n// .entry two(.param .u32 n)\n\
-                   .entry two ( .param .align 8 .b8 p[16], // .param\n .param .f32 x)\n.maxntid 32\n{ ret; }\n\
+                   .entry two ( .param .align 8 .b8 p[16], // .param {\n .param .f32 x)\n.maxntid 32\n{ ret; }\n\
                    .entry none { ret; }\n.entry\nempty() { ret; }";
         let sizes = parameters(ptx);
         let of =

@@ -162,13 +162,25 @@ fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
     (pointer(epilogue.bias), pointer(epilogue.residual), super::activate::number(epilogue.activation))
 }
 
-/// The kernel for a product, and its grid.
-fn kernel_for(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec<Product>, [u32; 3]) {
+/// The most rows on Pascal whose product is by the vector kernels. They read x through L2 for each column, which on an H200 is soon
+/// there. By the cost model, a P40 takes 21.9 ms for 16 rows of the 2B in Q4_0 by these kernels, and 9.9 ms for 17 by tiles (estimated,
+/// not measured).
+const MAX_PASCAL_VECTOR_M: u32 = 8;
+
+/// The most rows whose product is by the vector kernels. As many have the same bits in each of them, however many there are.
+fn most_vector_rows(&Properties { capability: (major, _), .. }: &Properties) -> u32 {
+    if major == 6 { MAX_PASCAL_VECTOR_M } else { vector::MAX_M }
+}
+
+/// The vector kernel for up to [`vector::MAX_M`] rows, and its grid.
+fn vector_kernel(format: Format, m: u32, n: u32) -> (KernelSpec<Product>, [u32; 3]) {
+    let (variant, columns) = vector::variant_for(m);
+    (VECTOR[variant][format as usize], [n.div_ceil(columns), 1, 1])
+}
+
+/// The tile kernel for a product, and its grid.
+fn tile_kernel(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec<Product>, [u32; 3]) {
     let format = format as usize;
-    if m <= vector::MAX_M {
-        let (variant, columns) = vector::variant_for(m);
-        return (VECTOR[variant][format], [n.div_ceil(columns), 1, 1]);
-    }
     let columns = n.div_ceil(BN);
     let blocks = |rows| m.div_ceil(rows) * columns;
     let grid = |rows| [m.div_ceil(rows), columns, 1];
@@ -227,9 +239,29 @@ unsafe fn multiply(
     (first, m): (u32, u32),
     w: &QuantTensor,
 ) -> Result<()> {
-    let (y, bias, residual, activation) = outputs;
+    let n = w.rows() as u32;
+    let properties = device.properties();
+    let kernel = match m <= most_vector_rows(properties) {
+        true => vector_kernel(w.format(), m, n),
+        false => tile_kernel(w.format(), m, n, properties.multiprocessors),
+    };
+    // SAFETY: this function's contract.
+    unsafe { multiply_by(device, kernel, outputs, x, (first, m), w) }
+}
+
+/// As [`multiply`], by a kernel that takes as many rows.
+///
+/// # Safety
+/// As there; the grid is the kernel's for this shape.
+unsafe fn multiply_by(
+    device: &CudaDevice,
+    (spec, grid): (KernelSpec<Product>, [u32; 3]),
+    (y, bias, residual, activation): (*mut f32, *const f32, *const f32, u32),
+    x: &QuantRows,
+    (first, m): (u32, u32),
+    w: &QuantTensor,
+) -> Result<()> {
     let (n, k, x_k) = (w.rows() as u32, w.k as u32, x.k as u32);
-    let (spec, grid) = kernel_for(w.format(), m, n, device.properties().multiprocessors);
     let (w, w_scales) = addresses(w);
     let [x, x_scales] = [(x.quants.address(), 1), (x.scales.address(), BLOCK / size_of::<RowScale>())]
         .map(|(start, values)| (start as *const u8).wrapping_add(first as usize * x_k as usize / values));
@@ -301,14 +333,15 @@ pub(crate) fn straight_through(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Device, ops};
 
     #[test]
     fn kernels_by_shape() {
-        let of = |m, n, sms| kernel_for(Format::Q4_0, m, n, sms).0.name;
-        assert_eq!(of(1, 4096, 20), "quant_vector2_q4_0");
-        assert_eq!(of(3, 4096, 20), "quant_vector4_q4_0");
-        assert_eq!(of(8, 4096, 20), "quant_vector8_q4_0");
-        assert_eq!(of(9, 4096, 20), "quant_vector16_q4_0");
+        let of = |m| vector_kernel(Format::Q4_0, m, 4096).0.name;
+        assert_eq!([of(1), of(3), of(8)], ["quant_vector2_q4_0", "quant_vector4_q4_0", "quant_vector8_q4_0"]);
+        assert_eq!(of(9), "quant_vector16_q4_0");
+        let of = |m, n, sms| tile_kernel(Format::Q4_0, m, n, sms).0.name;
+        assert_eq!(of(9, 4096, 20), "quant_tile32_q4_0");
         assert_eq!(of(17, 4096, 20), "quant_tile32_q4_0");
         assert_eq!(of(33, 4096, 20), "quant_tile64_q4_0");
         assert_eq!(of(128, 320, 20), "quant_tile32_q4_0");
@@ -319,6 +352,34 @@ mod tests {
         assert_eq!(of(64, 8192, 20), "quant_tile64_q4_0"); // 128 rows would be half empty
         assert_eq!(of(1024, 2048, 132), "quant_tile128_q4_0"); // 256 of 264 places
         assert_eq!(of(896, 2048, 132), "quant_tile64_q4_0"); // 224
+    }
+
+    /// Sixteen rows by one kernel, which Pascal does not choose, have the bits of eight and eight.
+    #[test]
+    fn vector_kernels_have_the_same_bits_however_many_rows_there_are() -> Result<()> {
+        let device = Device::virtual_gpu()?;
+        let Device::Cuda(gpu) = &device else { panic!("the virtual GPU is no CUDA device") };
+        let (m, n, k) = (13u32, 41, 512);
+        let values = |count: usize| (0..count).map(|at| (at as f32 * 0.37).sin()).collect::<Vec<_>>();
+        let x = Tensor::from_slice(&values((m * k) as usize), [m as usize, k as usize], &device)?;
+        let x = ops::quantize_rows(&x)?;
+        let w = Tensor::from_slice(&values(n * k as usize), [n, k as usize], &device)?;
+        for format in Format::ALL {
+            let w = ops::quantize(&w, format)?;
+            let product = |first: u32, rows: u32| {
+                let mut y = Tensor::uninitialized([rows as usize, n], DType::F32, &device)?;
+                let outputs = (y.view_mut()?.ptr::<f32>(), ptr::null(), ptr::null(), 0);
+                // SAFETY: y is [rows, n] and new; x has rows from `first` on and w's columns. All are on one stream.
+                unsafe {
+                    multiply_by(gpu, vector_kernel(format, rows, n as u32), outputs, &x, (first, rows), &w)?
+                };
+                y.to_vec::<f32>()
+            };
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let apart = [product(0, 8)?, product(8, m - 8)?].concat();
+            assert_eq!(bits(product(0, m)?), bits(apart), "{format:?}");
+        }
+        Ok(())
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Pictures of any size, embeddings and rankings.
 
-use crate::common::{Server, config, model, picture, question, tiny};
+use crate::common::{Server, config, model, picture, plain_picture, question, tiny};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pascaline::Device;
@@ -187,4 +187,98 @@ fn media_embeddings_and_answers_share_the_model() {
         let (status, answer) = answer.join().expect("no panic");
         assert_eq!((status, &answer["usage"]["completion_tokens"]), (200, &json!(200)), "{answer}");
     });
+}
+
+/// A data URL of frames, each a picture's file, joined as vLLM has it.
+fn joined(frames: &[Vec<u8>]) -> String {
+    let frames: Vec<String> = frames.iter().map(|frame| STANDARD.encode(frame)).collect();
+    format!("data:video/jpeg;base64,{}", frames.join(","))
+}
+
+/// A data URL of a GIF whose frames are shown for half a second each.
+fn gif(frames: u8) -> String {
+    let mut bytes = Vec::new();
+    let mut encoder = image::codecs::gif::GifEncoder::new(&mut bytes);
+    for at in 0..frames {
+        let image = image::RgbaImage::from_pixel(64, 64, image::Rgba([at * 20, 90, 200, 255]));
+        let delay = image::Delay::from_numer_denom_ms(500, 1);
+        encoder.encode_frame(image::Frame::from_parts(image, 0, 0, delay)).expect("a frame");
+    }
+    drop(encoder);
+    format!("data:image/gif;base64,{}", STANDARD.encode(bytes))
+}
+
+#[test]
+fn media_videos_are_the_reference_s() {
+    let file = fs::read(tiny().join("cases_video.json")).expect("the reference");
+    let reference: Value = serde_json::from_slice(&file).expect("JSON");
+    let tokenizer = &model(&Device::Cpu).processor;
+    for run in reference["runs"].as_array().expect("runs") {
+        let folder =
+            fs::read_dir(tiny().join(run["video"].as_str().expect("a folder"))).expect("it is there");
+        let mut files: Vec<_> = folder.map(|entry| entry.expect("a file").path()).collect();
+        files.sort();
+        let frames: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).expect("a frame")).collect();
+        let mut body = question("");
+        body["messages"][0]["content"] = json!([
+            { "type": "video_url", "video_url": { "url": joined(&frames) }, "fps": run["fps"] },
+            { "type": "text", "text": run["question"] },
+        ]);
+        body["max_tokens"] = run["generated_ids"].as_array().map(Vec::len).into();
+        let answer = SERVER.chat(&body);
+        assert_eq!(answer["usage"]["prompt_tokens"], run["n_tokens"], "{answer}");
+        let ids = run["generated_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+        let ids: Vec<u32> = ids.map(|id| id as u32).collect();
+        if ids.iter().all(|&id| id < 393) {
+            let want = tokenizer.tokenizer.decode(&ids);
+            assert_eq!(answer["choices"][0]["message"]["content"], want, "{answer}");
+        }
+    }
+}
+
+#[test]
+fn media_videos_are_sampled_and_refused_by_name() {
+    let shown = |url: &str, more: Value| {
+        let mut part = json!({ "type": "video_url", "video_url": url });
+        more.as_object().into_iter().flatten().for_each(|(name, value)| part[name] = value.clone());
+        part
+    };
+    let tokens = |more: Value| prompt_tokens(&SERVER, &shown(&gif(8), more), &json!({}));
+    let whole = tokens(json!({})); // 8 frames in 4 seconds
+    assert!(tokens(json!({ "fps": 1 })) < whole && tokens(json!({ "fps": 4 })) > whole);
+    let two = tokens(json!({ "max_frames": 2 }));
+    assert!(two < whole);
+    for more in [
+        json!({ "mm_processor_kwargs": { "num_frames": 2 } }),
+        json!({ "media_io_kwargs": { "video": { "num_frames": 2 } } }),
+        json!({ "max_frames": 2 }),
+    ] {
+        assert_eq!(prompt_tokens(&SERVER, &shown(&gif(8), json!({})), &more), two, "{more}");
+    }
+    let refused = |server: &Server, part: Value, param: &str, reason: &str| {
+        let mut body = question("Hi");
+        body["messages"][0]["content"] = json!([part]);
+        let (status, answer) = server.post(CHAT, &body);
+        assert_eq!(status, 400, "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(answer["error"]["param"].as_str().is_some_and(|name| name.ends_with(param)), "{answer}");
+        assert!(message.contains(reason), "{message}");
+    };
+    let still = picture(64, 64, 1);
+    refused(&SERVER, shown(&still, json!({})), "video_url", "still picture");
+    refused(&SERVER, shown(&joined(&[Vec::new()]), json!({})), "video_url", "");
+    refused(&SERVER, shown(&joined(&vec![Vec::new(); 769]), json!({})), "video_url", "769 frames");
+    refused(&SERVER, shown(&gif(2), json!({ "fps": 0 })), "fps", "above 0");
+    refused(&SERVER, shown(&gif(2), json!({ "max_frames": 769 })), "max_frames", "768");
+    refused(&SERVER, json!({ "type": "image_url", "image_url": joined(&[]) }), "image_url", "no picture");
+    let file = format!("data:video/mp4;base64,{}", STANDARD.encode("a film"));
+    let limits = Limits { reads_video_files: false, ..Limits::for_context(4096) };
+    let server = Server::start(Config { limits, ..config() });
+    refused(&server, shown(&file, json!({})), "video_url", "not read here");
+    // a frame of 4096 × 4096 pixels has no room in 2 MiB, and none is taken
+    let limits = Limits { memory: 16 << 20, ..Limits::for_context(4096) };
+    let server = Server::start(Config { limits, ..config() });
+    let large = plain_picture(1024);
+    let frame = STANDARD.decode(large.split_once(',').expect("a data URL").1).expect("base64");
+    refused(&server, shown(&joined(&[frame]), json!({})), "video_url", "frames take more");
 }

@@ -9,6 +9,7 @@ use pascaline_train::model::Frozen;
 use pascaline_train::optimizer::{Decay, Method, Schedule};
 use pascaline_train::reference::{self, Limits};
 use pascaline_train::{Example, Lora, Model, Optimizer, QuantizeAware, StateFolder, Tape, data, shapes};
+use qwen3_vl::LanguageModel;
 use qwen3_vl::gguf::{self, GgmlType, PlannedTensor};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -156,20 +157,61 @@ fn a_resumed_run_is_the_same() {
     read.lora = Lora::load(&mut read.parameters, dir.path(), &Device::Cpu).unwrap();
     let loss = |model: &Model| model.loss(&mut Tape::silent(), &examples[..1], 1.0).unwrap().sum().unwrap();
     assert_eq!(loss(&read), loss(&whole));
-    let checkpoint = qwen3_vl::Checkpoint::open(tiny(), None).unwrap().with_adapter(dir.path()).unwrap();
+    let sum = merged_loss(&tiny(), dir.path(), &examples[0]);
+    assert!((sum - loss(&whole)).abs() < 1e-4, "{sum} merged, {} trained", loss(&whole));
+}
+
+/// The loss of an example by the model that generates, with an adapter merged into it.
+fn merged_loss(model: &Path, adapter: &Path, example: &Example) -> f64 {
+    let checkpoint = qwen3_vl::Checkpoint::open(model, None).unwrap().with_adapter(adapter).unwrap();
     let options = qwen3_vl::LoadOptions::for_device(&Device::Cpu);
-    let merged = qwen3_vl::Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).unwrap();
-    let (example, mut sum) = (&examples[0], 0.0);
-    let seen = vec![merged.encode_image(&example.visuals[0]).unwrap()];
-    let logits = merged.trace(&example.ids, &seen, &[example.visuals[0].grid], |_, _| {}).unwrap();
+    let merged = LanguageModel::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).unwrap();
+    let seen =
+        example.visuals.iter().map(|patches| merged.encode_image(patches).unwrap()).collect::<Vec<_>>();
+    let grids = example.visuals.iter().map(|patches| patches.grid).collect::<Vec<_>>();
+    let logits = merged.trace(&example.ids, &seen, &grids, |_, _| {}).unwrap();
     let vocab = logits.dims()[1];
     let logits = logits.to_vec::<f32>().unwrap();
-    for i in (1..example.ids.len()).filter(|&i| example.is_answer[i]) {
+    let of_token = |i: usize| {
         let row = logits[(i - 1) * vocab..i * vocab].iter().map(|&x| f64::from(x));
-        sum +=
-            row.clone().map(f64::exp).sum::<f64>().ln() - row.clone().nth(example.ids[i] as usize).unwrap();
-    }
-    assert!((sum - loss(&whole)).abs() < 1e-4, "{sum} merged, {} trained", loss(&whole));
+        row.clone().map(f64::exp).sum::<f64>().ln() - row.clone().nth(example.ids[i] as usize).unwrap()
+    };
+    (1..example.ids.len()).filter(|&i| example.is_answer[i]).map(of_token).sum()
+}
+
+/// The text model is trained by the same forward pass: an adapter learns two sentences, and generates with what it has learned.
+#[test]
+fn a_text_model_is_fine_tuned() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), fixture("qwen3/tiny"));
+    let lines = ["Who goes there?", "What is a warp?"].map(|question| {
+        format!(
+            r#"{{"conversations": [{{"from": "human", "value": "{question}"}}, {{"from": "gpt", "value": "Thirty-two threads."}}]}}"#
+        )
+    });
+    std::fs::write(dir.path().join("pairs.jsonl"), lines.join("\n")).unwrap();
+    let processor = qwen3_vl::processor(&model).unwrap();
+    let conversations = data::read(&dir.path().join("pairs.jsonl")).unwrap();
+    let examples: Vec<Example> =
+        conversations.iter().map(|conversation| conversation.example(&processor).unwrap()).collect();
+    let mut trained = Model::load(&model, &Device::Cpu).unwrap();
+    let targets = vec!["q_proj".to_owned(), "down_proj".to_owned()];
+    let options = LoraOptions { rank: 4, alpha: 8.0, targets, vision: false, seed: 3 };
+    trained.lora = Lora::add(&mut trained.parameters, &options, &Device::Cpu).unwrap();
+    let plan = Plan { epochs: 30, batch: 2, tokens: 128, held_out: 0.0, seed: 9 };
+    let optimizer = Optimizer::new(Method::default(), Schedule::constant(1e-2), 0.0);
+    let mut losses = Vec::new();
+    let end = FineTune { model: &mut trained, optimizer, plan }.run(&examples, |_, event| {
+        if let Event::Step { loss, .. } = event {
+            losses.push(loss);
+        }
+        Ok(ControlFlow::Continue(()))
+    });
+    assert_eq!((end.unwrap(), losses.len()), (End::Done, 30));
+    assert!(losses[29] < 0.5 * losses[0], "{losses:?}");
+    trained.lora.save(&trained.parameters, dir.path(), "tiny").unwrap();
+    let loss = trained.loss(&mut Tape::silent(), &examples[..1], 1.0).unwrap().sum().unwrap();
+    let sum = merged_loss(&model, dir.path(), &examples[0]);
+    assert!((sum - loss).abs() < 1e-4, "{sum} merged, {loss} trained");
 }
 
 /// Adapters over quantised weights: the gradients are those of the same weights in f32, and steps lower the loss.

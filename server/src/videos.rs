@@ -1,0 +1,94 @@
+//! The videos of a request: which of their frames are seen, and how they are decoded.
+
+use super::error::ApiError;
+use super::fields::{Fields, wrong};
+use super::images::Source;
+use super::lanes::Wanted;
+use super::limits::Limits;
+use qwen3_vl::Visual;
+use qwen3_vl::preprocess::PictureHeader;
+use qwen3_vl::video::FrameSampling;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// The most frames of a video, those of the published processors.
+const MAX_FRAMES: usize = 768;
+/// The most frames per second.
+const MAX_RATE: f64 = 1000.0;
+
+/// The frames that a part or a request asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Frames {
+    rate: Option<f64>,
+    most: Option<usize>,
+}
+
+impl Frames {
+    /// `fps`, and `max_frames` or, as others call it, `num_frames`.
+    pub fn read(fields: &Fields) -> Result<Self> {
+        let rate = fields.number("fps")?;
+        if rate.is_some_and(|rate| !(rate > 0.0 && rate <= MAX_RATE))
+            && let Some(found) = fields.get("fps")
+        {
+            return Err(wrong(&fields.path("fps"), &format!("above 0 and at most {MAX_RATE}"), found));
+        }
+        let [most, number] = ["max_frames", "num_frames"].map(|name| fields.whole(name, 1, MAX_FRAMES));
+        Ok(Self { rate, most: most?.or(number?) })
+    }
+
+    /// Those of a whole request, as vLLM takes them: its own, of `mm_processor_kwargs`, and of `media_io_kwargs` for videos.
+    pub fn for_all(fields: &Fields) -> Result<Self> {
+        let of_readers = fields.object("media_io_kwargs")?;
+        let of_videos = of_readers.map(|readers| readers.object("video")).transpose()?.flatten();
+        let mut all = Self::read(fields)?;
+        for fields in [fields.object("mm_processor_kwargs")?, of_videos].iter().flatten() {
+            all = all.or(Self::read(fields)?);
+        }
+        Ok(all)
+    }
+
+    /// These, and those of `others` where these are open.
+    pub fn or(self, others: Self) -> Self {
+        Self { rate: self.rate.or(others.rate), most: self.most.or(others.most) }
+    }
+
+    fn sampling(self) -> FrameSampling {
+        let FrameSampling { rate, most } = FrameSampling::default();
+        FrameSampling { rate: self.rate.unwrap_or(rate), most: self.most.unwrap_or(most) }
+    }
+}
+
+/// Decodes a video into at most [`Limits::video_bytes`] of frames. Reading it takes some frames besides.
+pub(crate) fn decode(
+    name: &str,
+    source: Source,
+    frames: Frames,
+    limits: &Limits,
+    wanted: &Wanted,
+) -> Result<Visual> {
+    let (sampling, most) = (frames.sampling(), limits.video_bytes());
+    let goes_on = || wanted.is_so();
+    Ok(match source {
+        Source::Frames(files) if files.len() > MAX_FRAMES => {
+            let message = format!("{name} has {} frames; a video may have {MAX_FRAMES}", files.len());
+            return Err(ApiError::invalid(name, message));
+        }
+        Source::Frames(files) => {
+            Visual::video_of_pictures(name, &files, sampling.rate, limits.pixels, most, &goes_on)?
+        }
+        source => {
+            let file = source.fetch(name, limits, wanted)?;
+            Visual::video_while(name, &file, &sampling, most, limits.reads_video_files, &goes_on)?
+        }
+    })
+}
+
+/// The number of a video's frames, and the size of each.
+pub(crate) fn frames(visual: &Visual) -> (usize, PictureHeader) {
+    let (frames, of_one) = match visual {
+        Visual::Video { frames, .. } => (frames.len(), frames.first()),
+        Visual::Image { picture, .. } => (1, Some(picture)),
+    };
+    let (height, width) = of_one.map_or((0, 0), |frame| (frame.height, frame.width));
+    (frames, PictureHeader { height, width, bytes: 3 * height * width })
+}
