@@ -3,6 +3,8 @@
 #![no_std]
 #![feature(abi_ptx)]
 
+mod float_list;
+mod floats;
 mod lowering;
 
 include!("../../src/kernels.rs");
