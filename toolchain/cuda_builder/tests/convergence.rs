@@ -29,6 +29,8 @@ fn main() {
     let written = [
         ("divergent_shuffle", 1),
         ("divergent_shuffles", 2),
+        ("divergent_shuffle_of_64", 2),
+        ("divergent_shuffle_of_128", 4),
         ("divergent_sum", 5),
         ("divergent_sum_of_lanes", 5),
         ("divergent_max_or_nan", 5),

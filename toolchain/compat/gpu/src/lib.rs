@@ -6,5 +6,6 @@
 mod float_list;
 mod floats;
 mod lowering;
+mod shuffles;
 
 include!("../../src/kernels.rs");
