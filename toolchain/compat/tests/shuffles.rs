@@ -31,7 +31,7 @@ fn main() -> Result<()> {
         stream: Stream::new(StreamFlags::NON_BLOCKING, None)?,
     };
     // every byte of every value is another one
-    let byte = |lane: u128, i: u32| (lane * 7 + u128::from(i) * 37 + 1) % 256 << (8 * i);
+    let byte = |lane: u128, i: u32| ((lane * 7 + u128::from(i) * 37 + 1) % 256) << (8 * i);
     let bits: [u128; 32] = std::array::from_fn(|lane| (0..16).map(|i| byte(lane as u128, i)).sum());
     gpu.shuffle("shuffles_u8", bits.map(|bits| bits as u8))?;
     gpu.shuffle("shuffles_i8", bits.map(|bits| bits as i8))?;
