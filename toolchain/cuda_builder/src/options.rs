@@ -112,7 +112,8 @@ impl CudaBuilder {
     }
 
     /// Whether a product and a sum become one `fma`, with one rounding instead of two; `false` if not given, so that a kernel has the
-    /// bits of the host's code. (Rust-CUDA's default is `true`.) The driver's compiler may contract more than LLVM. It changes the functions of `cuda_std::GpuFloat`, too.
+    /// bits of the host's code. (Rust-CUDA's default is `true`.) The driver's compiler may contract more than LLVM.
+    /// It changes the functions of `cuda_std::GpuFloat`, too.
     pub fn fma_contraction(mut self, contract: bool) -> Self {
         self.options.fma_contraction = contract;
         self
