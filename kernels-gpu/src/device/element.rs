@@ -182,22 +182,6 @@ pub(crate) unsafe fn load_word_at(pointer: *const u32, index: u32) -> u32 {
     word
 }
 
-#[gpu_only]
-#[inline(always)]
-pub(crate) unsafe fn load_byte(pointer: *const u8) -> u32 {
-    let byte;
-    // SAFETY: the caller's pointer is global, valid, and not written while the kernel runs.
-    unsafe {
-        asm!(
-            "ld.global.nc.u8 {byte}, [{pointer}];",
-            byte = out(reg32) byte,
-            pointer = in(reg64) pointer,
-            options(pure, readonly, nostack, preserves_flags)
-        );
-    }
-    byte
-}
-
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
     #[cfg(target_arch = "nvptx64")]

@@ -31,6 +31,7 @@ pub fn facts(text: &str) -> Facts {
         }
         let operation = line.trim_start();
         let operation = operation.split_once(" = ").map_or(operation, |(_, operation)| operation);
+        let operation = operation.split(", !dbg").next().unwrap_or(operation);
         if let Some(operands) = operation.strip_prefix("frem ") {
             let found = facts.remainders.entry(function.clone()).or_default();
             let lanes = operands.split_once('<').and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
@@ -71,7 +72,7 @@ mod tests {
     fn toolchain_operations_are_found_in_their_functions() {
         let facts = facts(
             "define ptx_kernel void @one(ptr %0) {\n  %1 = frem nnan double %a, 4.000000e+00\n  \
-             %4 = frem double %a, 0x400D99999999999A\n  %5 = frem float %a, 2.500000e-01\n  %2 = frem <2 x float> %b, %c\n}\ndefine void @\"two\"() {\n  \
+             %4 = frem double %a, 0x400D99999999999A\n  %5 = frem float %a, 2.500000e-01, !dbg !7\n  %6 = frem float %a, 2.000000e+00, !dbg !8\n  %2 = frem <2 x float> %b, %c\n}\ndefine void @\"two\"() {\n  \
              %3 = atomicrmw add ptr %x, i32 1 monotonic, align 4\n  store atomic i32 3, ptr %x release, align 4\n}\n",
         );
         let one = Remainders { f32: 3, f64: 1 };

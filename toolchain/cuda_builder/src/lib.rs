@@ -59,15 +59,21 @@
 //! again.
 
 mod core_sources;
+mod ftz;
 mod ir;
 mod items;
 mod lower;
+mod messages;
+mod options;
 pub mod ptx;
 mod remainder;
 mod toolchain;
 
+pub use options::{DebugInfo, OptLevel};
 pub use toolchain::{NoToolchain, Unusable};
 
+use messages::Messages;
+use options::Options;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -172,6 +178,7 @@ pub struct CudaBuilder {
     isa: (u32, u32),
     copy_to: Option<PathBuf>,
     prebuilt: Option<PathBuf>,
+    options: Options,
 }
 
 impl CudaBuilder {
@@ -184,6 +191,7 @@ impl CudaBuilder {
             isa: (6, 4),
             copy_to: None,
             prebuilt: None,
+            options: Options::default(),
         }
     }
 
@@ -245,6 +253,7 @@ impl CudaBuilder {
             (Ok((raw, facts, toolchain)), _) => {
                 let finished =
                     lower::lower(&raw, &facts).and_then(|raw| ptx::finish(&raw)).and_then(|text| {
+                        let text = if self.options.ftz { ftz::flush(&text) } else { text };
                         ptx::check(&text, self.arch.sm(), self.isa)?;
                         Ok(text)
                     });
@@ -306,8 +315,9 @@ impl CudaBuilder {
             .cargo(&toolchain, manifest, &target_dir)?
             .output()
             .map_err(|error| CudaBuilderError::Unavailable(format!("cargo can't be started: {error}")))?;
+        let messages = Messages::parse(&String::from_utf8_lossy(&output.stdout));
         if !output.status.success() {
-            let log = String::from_utf8_lossy(&output.stderr).into_owned();
+            let log = messages.rendered() + &String::from_utf8_lossy(&output.stderr);
             // Anything but a compile error (no network for what -Zbuild-std resolves, say) is the machine's state.
             return Err(if log.contains("error: could not compile") || log.contains("error[E") {
                 CudaBuilderError::BuildFailed(log)
@@ -316,7 +326,11 @@ impl CudaBuilder {
                 CudaBuilderError::Unavailable(lines.collect::<Vec<_>>().join("\n"))
             });
         }
-        let archive = archive(&String::from_utf8_lossy(&output.stdout))
+        for warning in messages.warnings() {
+            warn(&warning);
+        }
+        let archive = messages
+            .archive()
             .ok_or_else(|| CudaBuilderError::Unavailable("cargo's messages name no library".into()))?;
         rerun_if_dependencies_change(&archive.with_extension("d"));
         let asm = assembly_of(&archive, &target_dir.join(TARGET).join("release"))?;
@@ -336,10 +350,11 @@ impl CudaBuilder {
         // program as one PTX file, so that no linker is needed.
         cargo
             .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "--target", TARGET])
-            .args(["--message-format=json-render-diagnostics", "--manifest-path"])
+            .args(["--message-format=json", "--manifest-path"])
             .arg(manifest)
             .arg("--target-dir")
-            .arg(target_dir);
+            .arg(target_dir)
+            .args(self.options.cargo_arguments());
         if toolchain.core == Core::Sources {
             cargo.arg("-Zbuild-std=core");
             let library = toolchain.sysroot.join("lib/rustlib/src/rust/library");
@@ -361,7 +376,7 @@ impl CudaBuilder {
             }
         }
         let (major, minor) = self.isa;
-        let flags = [
+        let mut flags = vec![
             format!("-Ctarget-cpu={}", self.arch.sm()),
             format!("-Ctarget-feature=+ptx{major}{minor}"),
             // Jump threading copies a call into the arms of a branch where that decides a later branch. rustc's does not
@@ -369,6 +384,7 @@ impl CudaBuilder {
             "-Zmir-enable-passes=-JumpThreading".to_owned(),
             "-Cllvm-args=-simplifycfg-max-small-block-size=0".to_owned(),
         ];
+        flags.extend(self.options.rustc_arguments());
         cargo
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             .env("RUSTC", &toolchain.rustc)
@@ -380,8 +396,7 @@ impl CudaBuilder {
             .env("CARGO_PROFILE_RELEASE_LTO", "fat")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
-            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
-            .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
+            .envs(self.options.profile())
             .env("CARGO_PROFILE_RELEASE_STRIP", "none");
         if let Some(name) = &toolchain.name {
             cargo.env("RUSTUP_TOOLCHAIN", name);
@@ -392,15 +407,6 @@ impl CudaBuilder {
 
 /// The variable that asks for the prebuilt PTX.
 const FORCE_PREBUILT: &str = "CUDA_BUILDER_PREBUILT";
-
-/// The static library in cargo's messages, one JSON object a line.
-fn archive(messages: &str) -> Option<PathBuf> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let mut built = messages.filter(|message| {
-        message["reason"] == "compiler-artifact" && message["target"]["kind"][0] == "staticlib"
-    });
-    built.next_back()?["filenames"][0].as_str().map(PathBuf::from)
-}
 
 /// The PTX file that rustc wrote beside a static library. Cargo links the library, under a name with a hash, to the place it
 /// reports; versions of the crate that were built with other flags or dependencies are in the same folder.

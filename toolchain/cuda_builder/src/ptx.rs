@@ -199,7 +199,9 @@ pub fn modules(text: &str) -> Result<Vec<(String, String)>, PtxError> {
     let mut at = 0;
     while at < lines.len() {
         let line = lines[at];
-        if [".version", ".target", ".address_size"].iter().any(|directive| line.starts_with(directive)) {
+        // those about lines of the source come last in the text, with a tab
+        let directives = [".version", ".target", ".address_size", "\t.file", "\t.section"];
+        if directives.iter().any(|directive| line.starts_with(directive)) {
             header.push_str(line);
             header.push('\n');
             at += 1;

@@ -105,8 +105,9 @@ fn remainder<'a>(
     let &[operation, _, dividend, divisor] = quotient else { return None };
     let is_quotient = operation == format!("div.rn.{ty}") && divisor == y;
     let is_reciprocal = |(factor, divisor): (f64, f64)| factor * divisor == 1.0 && !is_exact_divisor(divisor);
-    let is_product =
-        operation == format!("mul.rn.{ty}") && literal(divisor).zip(literal(&y)).is_some_and(is_reciprocal);
+    // without `.rn` where products may be contracted
+    let is_product = [format!("mul.rn.{ty}"), format!("mul.{ty}")].iter().any(|name| name == operation)
+        && literal(divisor).zip(literal(&y)).is_some_and(is_reciprocal);
     // a constant dividend is in a register for the quotient alone
     let is_dividend = dividend == x
         || matches!(defined(dividend), Some([mov, _, value]) if mov.starts_with("mov.b") && *value == x);
@@ -143,6 +144,7 @@ mod tests {
         assert!(f32s == 1 && text.contains("[param1], 0f406CCCCD;"), "{text}");
         let power = "mul.rn.f32 %r6, %r5, 0f40800000;\ncvt.rzi.f32.f32 %r7, %r6;\nfma.rn.f32 %r8, %r7, 0fBE800000, %r5;\n";
         assert_eq!(exact(power).1, 1, "by 1/4 the quotient may overflow");
+        assert_eq!(exact(&power.replace("mul.rn", "mul")).1, 1, "a product that may be contracted");
         let other = VARIABLE.replace("%rd6, %rd5;\n\ttestp", "%rd4, %rd5;\n\ttestp");
         assert_eq!(exact(&other), (other.clone(), 0, 0), "another factor than the divisor");
     }

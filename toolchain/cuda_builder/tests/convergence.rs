@@ -5,23 +5,33 @@
 //!
 //! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-use cuda_builder::{CudaBuilder, CudaBuilderError, ptx};
+use cuda_builder::{CudaBuilder, CudaBuilderError, OptLevel, ptx};
 use std::path::Path;
 
 fn main() {
     let crate_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convergence");
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
-    let path = match CudaBuilder::new(crate_path).build() {
-        Ok(path) => path,
-        Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
-            eprintln!("SKIPPED: the convergence of shuffles ({error})");
-            return;
-        }
-        Err(error) => panic!("{error}"),
-    };
-    let text = std::fs::read_to_string(path).expect("just written");
-    let entries = ptx::entries(&text).expect("just checked");
+    let others = [OptLevel::O1, OptLevel::O2, OptLevel::Size, OptLevel::MinSize];
+    let others: &[OptLevel] =
+        if std::env::var("PASCALINE_TESTS").is_ok_and(|value| value == "all") { &others } else { &[] };
+    for &level in [OptLevel::O3].iter().chain(others) {
+        let path = match CudaBuilder::new(&crate_path).opt_level(level).build() {
+            Ok(path) => path,
+            Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
+                eprintln!("SKIPPED: the convergence of shuffles ({error})");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        check(&std::fs::read_to_string(path).expect("just written"), level);
+    }
+    println!("test result: ok. 1 passed; 0 failed; shuffles are not copied");
+}
+
+/// Counts the shuffles of each kernel.
+fn check(text: &str, level: OptLevel) {
+    let entries = ptx::entries(text).expect("just checked");
     let shuffles = |name: &str| {
         let entry = entries.iter().find(|entry| entry.name == name);
         entry.unwrap_or_else(|| panic!("no kernel {name}")).count("shfl.sync")
@@ -29,13 +39,18 @@ fn main() {
     let written = [
         ("divergent_shuffle", 1),
         ("divergent_shuffles", 2),
+        ("divergent_shuffle_of_64", 2),
+        ("divergent_shuffle_of_128", 4),
         ("divergent_sum", 5),
         ("divergent_sum_of_lanes", 5),
         ("divergent_max_or_nan", 5),
         ("divergent_argmax", 10),
     ];
     for (name, count) in written {
-        assert_eq!(shuffles(name), count, "a shuffle of {name} was copied into the arms of a branch");
+        assert_eq!(
+            shuffles(name),
+            count,
+            "{level:?}: a shuffle of {name} was copied into the arms of a branch"
+        );
     }
-    println!("test result: ok. 1 passed; 0 failed; shuffles are not copied");
 }

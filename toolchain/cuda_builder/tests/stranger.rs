@@ -146,6 +146,87 @@ fn what_the_compiler_says_of_the_kernels_is_shown() {
     );
 }
 
+#[test]
+fn options_reach_the_compiler() {
+    if no_sources() {
+        return;
+    }
+    let project = Project::new("options");
+    project.edit(
+        "kernels/Cargo.toml",
+        "[dependencies]",
+        "[features]\nextra = []\n\n[lints.rust]\nunexpected_cfgs = \"allow\"\n\n[dependencies]",
+    );
+    let kernels = fs::read_to_string(project.root.join("kernels/src/lib.rs")).unwrap();
+    fs::write(project.root.join("kernels/src/lib.rs"), kernels + OPTIONAL_KERNELS).unwrap();
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(ok, "{stderr}");
+    assert_eq!(warnings(&stderr), [""; 0], "{stderr}");
+    let text = project.ptx();
+    for part in [".entry extra(", ".entry special(", ".ftz", ".loc", ".file"] {
+        assert!(!text.contains(part), "{part} is not there if not asked for: {text}");
+    }
+    let fused = |text: &str| text[text.find(".entry fused(").unwrap()..].contains("fma.rn.");
+    assert!(!fused(&text), "{text}");
+    let sums = |text: &str| {
+        let kernel = &text[text.find(".entry summed(").unwrap()..];
+        kernel[..kernel.find("\n}").unwrap()].matches("ld.volatile").count()
+    };
+    assert_eq!(sums(&text), 12, "the loop is unrolled: {text}");
+
+    // what is asked for, and a warning about the kernels
+    let options = ".features([\"extra\"]).opt_level(cuda_builder::OptLevel::Size).debug(cuda_builder::DebugInfo::LineTables)\
+                   .rustc_args([\"--cfg\", \"special\"]).copy_to";
+    project.edit("build.rs", ".copy_to", options);
+    project.edit("kernels/src/lib.rs", "let unused = 0;", "let unused = 0; let not_used = 1;");
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(ok, "{stderr}");
+    let [warning] = warnings(&stderr)[..] else { panic!("expected one warning: {stderr}") };
+    assert!(warning.contains("lib.rs:") && warning.ends_with(": unused variable: `not_used`"), "{warning}");
+    let text = project.ptx();
+    for part in [".entry extra(", ".entry special(", "\t.loc", ".file", ".target sm_61\n"] {
+        assert!(text.contains(part), "no {part:?}: {text}");
+    }
+    assert!(sums(&text) < 12, "the loop is not unrolled: {text}");
+    project.edit("kernels/src/lib.rs", " let not_used = 1;", "");
+    project.edit("build.rs", options, ".fma_contraction(true).ftz(true).copy_to");
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(ok, "{stderr}");
+    assert_eq!(warnings(&stderr), [""; 0], "{stderr}");
+    let text = project.ptx();
+    assert!(fused(&text) && text.contains("fma.rn.ftz.f32") && !text.contains(".loc"), "{text}");
+
+    project.edit("build.rs", ".fma_contraction(true).ftz(true)", ".llvm_args([\"-nvptx-fma-level=2\"])");
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(ok, "{stderr}");
+    assert!(fused(&project.ptx()) && !project.ptx().contains(".ftz"), "{}", project.ptx());
+}
+
+/// Kernels by which the effects of options are seen.
+const OPTIONAL_KERNELS: &str = "
+#[cfg(feature = \"extra\")]
+#[kernel]
+pub unsafe fn extra() {}
+
+#[cfg(special)]
+#[kernel]
+pub unsafe fn special() {}
+
+#[kernel]
+pub unsafe fn summed(x: *mut u32) {
+    let unused = 0;
+    let _ = unused;
+    // SAFETY: a test reads its text.
+    unsafe { *x = (0..12).map(|i| x.add(i).read_volatile()).sum() };
+}
+
+#[kernel]
+pub unsafe fn fused(x: *mut f32, a: f32, b: f32) {
+    // SAFETY: a test reads its text.
+    unsafe { *x = *x * a + b };
+}
+";
+
 /// A newer compiler, its sources of `core` present: rustc with `sm_61` taken out of what it lists, as 1.97 does.
 #[cfg(unix)]
 mod newer {

@@ -28,13 +28,18 @@
 //! [Rust-CUDA]: https://github.com/Rust-GPU/Rust-CUDA
 
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx, link_llvm_intrinsics))]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(asm_experimental_arch, core_float_math, stdarch_nvptx, link_llvm_intrinsics)
+)]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
 extern crate self as cuda_std; // for the macros' paths
 
 pub mod atomic;
 pub mod butterfly;
+pub mod float;
+pub mod intrinsics;
 pub mod launch;
 mod lowered;
 pub mod mem;
@@ -46,6 +51,7 @@ pub mod thread;
 pub mod warp;
 
 pub use cuda_std_macros::{KernelParams, gpu_only, inlined, kernel};
+pub use float::GpuFloat;
 pub use launch::{KernelInfo, KernelParams, KernelSpec};
 pub use pointer::{DevicePtr, DevicePtrMut};
 

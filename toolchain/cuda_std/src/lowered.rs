@@ -9,8 +9,7 @@ macro_rules! remainder {
         /// x = mx · 2^ex and y = my · 2^ey: the remainder is (mx · 2^(ex − ey) mod my) · 2^ey, which no rounding touches. The
         /// power of two is multiplied in as many bits at a time as fit beside a remainder.
         #[cfg_attr(target_arch = "nvptx64", unsafe(no_mangle))]
-        #[cfg_attr(not(any(test, target_arch = "nvptx64")), allow(dead_code))]
-        extern "C" fn $name(x: $float, y: $float) -> $float {
+        pub(crate) extern "C" fn $name(x: $float, y: $float) -> $float {
             const FRACTION: u32 = $significand - 1;
             const SIGN: $bits = 1 << (<$bits>::BITS - 1);
             const INFINITY: $bits = <$float>::INFINITY.to_bits();

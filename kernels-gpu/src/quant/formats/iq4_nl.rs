@@ -8,7 +8,7 @@ use crate::device::int8::load_half_word;
 use crate::device::math::fma;
 use crate::device::{Element, F16};
 use crate::quant::activations::Inputs;
-use crate::quant::blocks::{BLOCK, Half, inverse, stored_scale};
+use crate::quant::blocks::{Half, inverse, stored_scale};
 use crate::quant::encode::{Encode, THREADS, Words, own_block};
 use crate::quant::weights::{MAGIC, Matrix, Weights, dot32, from_magic, half_scale, half_scales};
 use cuda_std::prelude::*;
@@ -67,7 +67,7 @@ mod on_host {
     use super::*;
 
     impl Host for Iq4Nl {
-        const BLOCK: usize = BLOCK;
+        const BLOCK: usize = crate::quant::blocks::BLOCK;
         const SCALES: Scales = Scales::Halves;
         const ERROR: f64 = 8.2e-2;
         const FILE: Option<FileType> = Some(FileType {

@@ -3,6 +3,9 @@
 #![no_std]
 #![feature(abi_ptx)]
 
+mod float_list;
+mod floats;
 mod lowering;
+mod shuffles;
 
 include!("../../src/kernels.rs");

@@ -43,6 +43,14 @@ divergent! {
         let sum = value + far;
         sum + warp_shuffle_xor(FULL_MASK, sum, 8, 32).0
     };
+    /// A shuffle of 64 bits, which is two.
+    divergent_shuffle_of_64: |value, i, n| warp_shuffle_xor(FULL_MASK, f64::from(value), 16, 32).0 as f32;
+    /// One of 128 bits, which is four.
+    divergent_shuffle_of_128: |value, i, n| {
+        let wide = u128::from(value.to_bits()) << 48 | u128::from(i) << 112 | u128::from(n);
+        let far = warp_shuffle_xor(FULL_MASK, wide, 16, 32).0;
+        (far as u64 ^ (far >> 64) as u64) as f32
+    };
     /// A butterfly of five shuffles.
     divergent_sum: |value, i, n| Sum.over::<32>(value);
     /// The same for a width known at run time.
