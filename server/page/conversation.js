@@ -3,6 +3,7 @@
 import { $, button, element, grow, notice, say } from "./element.js";
 import { highlight } from "./highlight.js";
 import { render } from "./markdown.js";
+import { stretch } from "./math.js";
 import { newId, shown } from "./pictures.js";
 
 const main = $("conversation");
@@ -111,6 +112,7 @@ export function draw(turn, isWaiting = false) {
   article.classList.toggle("waiting", isWaiting);
   article.classList.toggle("failed", Boolean(turn.error));
   article.ariaBusy = isWaiting ? "true" : null;
+  stretch(article);
   if (!isWaiting) reachable(article);
   if (follow) toBottom();
 }

@@ -58,5 +58,4 @@ export async function request(path, body, signal) {
   }
 }
 
-$("open-key").addEventListener("click", () => askForKey("An empty key is forgotten."));
 $("cancel-key").addEventListener("click", () => dialog.close());

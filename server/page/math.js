@@ -13,6 +13,32 @@ export function formula(source, isBlock = false) {
   return node("math", isBlock ? { display: "block", alttext: source } : { alttext: source }, ...parser.all());
 }
 
+let isPlain = null; // whether the font has no tables for mathematics
+
+/** Scales marks that are to be as large as what they enclose, where the browser's fonts can't make them so. */
+export function stretch(within) {
+  if (isPlain === null) {
+    const mark = fence("(");
+    const math = node("math", {}, node("mrow", {}, mark, node("mspace", { height: "5em" })));
+    document.body.append(math);
+    isPlain = mark.getBoundingClientRect().height < 0.8 * math.getBoundingClientRect().height;
+    math.remove();
+    document.documentElement.classList.toggle("plain-math", isPlain);
+  }
+  if (!isPlain) return;
+  const size = (box) => box.getBoundingClientRect();
+  const marks = [...within.querySelectorAll("mo[stretchy=true]")].filter(({ style }) => !style.transform);
+  // all is measured before anything is changed
+  const scales = marks.map((mark) => {
+    const [own, whole] = [size(mark), size(mark.parentNode)];
+    if (!own.width || !own.height) return "";
+    if (!mark.hasAttribute("fence")) return `scaleX(${Math.max(1, whole.width / own.width)})`;
+    const toCentre = (whole.top + whole.bottom - own.top - own.bottom) / 2;
+    return `translateY(${toCentre}px) scaleY(${Math.max(1, whole.height / own.height)})`;
+  });
+  marks.forEach((mark, at) => (mark.style.transform = scales[at]));
+}
+
 function node(name, attributes = {}, ...children) {
   const made = document.createElementNS(MATHML, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -310,8 +336,8 @@ class Parser {
     if (LETTERS.has(token)) return node("mi", UPRIGHT.test(LETTERS.get(token)) ? { mathvariant: "normal" } : {}, LETTERS.get(token));
     if (OPERATORS.has(token)) return operator(OPERATORS.get(token));
     if (DELIMITERS.has(token)) return operator(DELIMITERS.get(token), { stretchy: "false" });
-    if (SUMS.has(token)) return operator(SUMS.get(token), { movablelimits: "true" });
-    if (INTEGRALS.has(token)) return operator(INTEGRALS.get(token));
+    if (SUMS.has(token)) return operator(SUMS.get(token), { class: "sum", movablelimits: "true" });
+    if (INTEGRALS.has(token)) return operator(INTEGRALS.get(token), { class: "sum" });
     if (FUNCTIONS.has(token) || LIMITS.has(token)) return this.name(name.replace(/^(lim|arg)(?=...)/, "$1\u2009"));
     if (SPACES.has(token)) return space(SPACES.get(token));
     if (SIZES.has(token)) return operator(this.delimiter(), { stretchy: "true", minsize: SIZES.get(token), maxsize: SIZES.get(token) });

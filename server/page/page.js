@@ -5,7 +5,7 @@ import { onChange, store } from "./chats.js";
 import * as conversation from "./conversation.js";
 import { $, grow, notice } from "./element.js";
 import * as pictures from "./pictures.js";
-import { describe } from "./settings.js";
+import { describe, isDescribed } from "./settings.js";
 import * as sidebar from "./sidebar.js";
 
 const [composer, text, send, stop] = ["composer", "text", "send", "stop"].map($);
@@ -39,6 +39,7 @@ function ask() {
   if (location.hash !== `#${chat.id}`) history.pushState(null, "", `#${chat.id}`);
   answer(chat, conversation.add, () => {
     update();
+    if (!isDescribed && !chat.turns.at(-1).error) describe();
     // the next question, unless the user is elsewhere
     if (chat === conversation.chat && [document.body, stop].includes(document.activeElement)) text.focus({ preventScroll: true });
   });

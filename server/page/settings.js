@@ -1,7 +1,7 @@
 // Settings: the theme, the system message, tools and sampling. They are kept in this browser; an empty field is as the server says.
 
 import { $, say } from "./element.js";
-import { request } from "./key.js";
+import { askForKey, request } from "./key.js";
 
 const dialog = $("settings");
 const fields = dialog.querySelector("form").elements;
@@ -54,6 +54,9 @@ export function systemMessage() {
   return fields.system.value.trim();
 }
 
+/** Whether the server has told of its model. */
+export let isDescribed = false;
+
 /** Asks the server for the model's name, limits and defaults. */
 export async function describe() {
   try {
@@ -61,6 +64,7 @@ export async function describe() {
     $("model").textContent = model.id;
     document.title = `${model.id} – Pascaline`;
     limits = model.limits;
+    isDescribed = true;
     for (const name of NUMBERS) fields[name].placeholder = model.defaults[name] ?? fields[name].placeholder;
   } catch (error) {
     say(error.message);
@@ -68,6 +72,9 @@ export async function describe() {
 }
 
 $("open-settings").addEventListener("click", () => dialog.showModal());
+$("open-key").addEventListener("click", async () => {
+  if (await askForKey("An empty key is forgotten.")) describe();
+});
 fields.tools.addEventListener("input", check);
 dialog.addEventListener("change", store);
 dialog.addEventListener("close", store);

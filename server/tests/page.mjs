@@ -182,9 +182,9 @@ step("an answer is stopped by the button and by Escape", async (page) => {
     }
   }
   assert.ok((await metric('pascaline_requests_total{outcome="left"}')) >= 2);
-  await setting(page, "max_tokens", "800");
+  await setting(page, "max_tokens", "400");
   await ask(page, "Long");
-  assert.match(await answers(page).last().locator(".note").innerText(), /^800 tokens, \d{2,5}\.\d tokens\/s, first after/);
+  assert.match(await answers(page).last().locator(".note").innerText(), /^400 tokens, \d{2,5}\.\d tokens\/s, first after/);
   await setting(page, "max_tokens", "12");
 });
 
@@ -523,10 +523,26 @@ step("formulas have the shape of formulas", async (page) => {
   assert.ok(boxes[0].bottom <= boxes[1].top + 1, "the numerator is above the denominator");
   const cells = await page.locator(".math mtable").first().locator("mtr").evaluateAll((rows) => rows.map((row) => row.getBoundingClientRect().top));
   assert.ok(cells[0] < cells[1] && cells[1] < cells[2]);
+  // with a font for mathematics, if there is one, and without
+  const other = await page.context().newPage();
+  await files(other);
+  await other.goto(ADDRESS);
+  await other.locator("#chats a").first().waitFor();
+  await other.evaluate(() => document.styleSheets[0].insertRule("math { font-family: sans-serif !important; }", document.styleSheets[0].cssRules.length));
+  await other.locator("#chats a").first().click();
+  await done(other, 1);
+  assert.equal(await other.evaluate(() => document.documentElement.className), "plain-math");
+  for (const where of [page, other]) {
+    const [mark, table] = await where.locator(".math mtable").first().evaluate((table) => [table.previousSibling, table].map((box) => box.getBoundingClientRect().toJSON()));
+    assert.ok(mark.height > 0.8 * table.height, `brackets of ${mark.height} pixels around ${table.height}`);
+    assert.ok(Math.abs(mark.top + mark.bottom - table.top - table.bottom) < 16, "they stand beside it");
+  }
+  if (folder) await other.locator(".math").nth(1).screenshot({ path: join(folder, "plain-math.png") });
+  await other.close();
 });
 
 step("what is done with a message is seen when it is pointed at or focused, and always on a touch screen", async (page) => {
-  const opacity = () => answers(page).last().locator(".tools").evaluate((tools) => getComputedStyle(tools).opacity);
+  const opacity = (where = page) => answers(where).last().locator(".tools").evaluate((tools) => getComputedStyle(tools).opacity);
   await page.mouse.move(5, 5);
   await page.locator("#text").focus();
   assert.equal(await opacity(), "0");
@@ -537,15 +553,17 @@ step("what is done with a message is seen when it is pointed at or focused, and 
   await answers(page).last().getByRole("button", { name: "Copy", exact: true }).focus();
   assert.equal(await opacity(), "1");
   await page.locator("#text").focus();
-  const session = await page.context().newCDPSession(page);
-  await session.send("Emulation.setDeviceMetricsOverride", { width: 375, height: 740, deviceScaleFactor: 2, mobile: true });
+  const other = await page.context().newPage();
+  await files(other);
+  const session = await page.context().newCDPSession(other);
+  await other.setViewportSize({ width: 375, height: 740 });
   await session.send("Emulation.setTouchEmulationEnabled", { enabled: true });
-  await page.waitForFunction(() => matchMedia("(hover: none)").matches);
-  assert.equal(await opacity(), "1");
-  if (folder) await page.screenshot({ path: join(folder, "touch.png") });
-  await session.send("Emulation.setTouchEmulationEnabled", { enabled: false });
-  await session.send("Emulation.clearDeviceMetricsOverride");
-  await session.detach();
+  await other.goto(page.url());
+  await done(other, 1);
+  assert.ok(await other.evaluate(() => matchMedia("(hover: none)").matches));
+  assert.equal(await opacity(other), "1");
+  if (folder) await other.screenshot({ path: join(folder, "touch.png") });
+  await other.close();
 });
 
 step("on a phone the list is a drawer", async (page) => {
@@ -557,7 +575,7 @@ step("on a phone the list is a drawer", async (page) => {
   assert.equal(await page.evaluate(() => document.activeElement.id), "close-menu");
   for (const colorScheme of ["light", "dark"]) {
     await page.emulateMedia({ colorScheme });
-    await page.locator("#chats .more").first().click();
+    if (colorScheme === "light") await page.locator("#chats .more").first().click();
     if (folder) await page.screenshot({ path: join(folder, `phone-${colorScheme}-list.png`) });
     await accessible(page, `drawer, ${colorScheme}`);
   }
@@ -577,6 +595,7 @@ step("it is readable on a phone and a desk, by day and by night", async (page) =
     for (const colorScheme of ["light", "dark"]) {
       await page.setViewportSize({ width, height });
       await page.emulateMedia({ colorScheme });
+      await page.waitForTimeout(200);
       for (const [part, top] of [["end", 1e6], ["begin", 0]]) {
         await page.locator("main").evaluate((main, top) => (main.scrollTop = top), top);
         if (folder) await page.screenshot({ path: join(folder, `${size}-${colorScheme}-${part}.png`) });
@@ -633,7 +652,7 @@ try {
     viewport: { width: 1200, height: 900 },
   });
   const page = await browser.newPage();
-  page.setDefaultTimeout(8_000);
+  page.setDefaultTimeout(30_000);
   page.on("dialog", (dialog) => dialog.accept());
   const complaints = [];
   page.on("pageerror", (error) => complaints.push(String(error)));
