@@ -21,14 +21,15 @@ export function fresh() {
 
 export const newTurn = (role, text = "", pictures = []) => ({ role, text, pictures, thought: "", calls: [], note: "", error: "" });
 
-/** Opens a conversation. */
+/** Opens a conversation at its end; the open one, if another tab has changed it, where it was. */
 export function show(next) {
+  const top = next.id === chat.id && !atBottom() ? main.scrollTop : Infinity;
   for (const { article } of articles.values()) article.remove();
   articles.clear();
   chat = next;
   $("welcome").hidden = chat.turns.length > 0;
   for (const turn of chat.turns) addArticle(turn);
-  toBottom();
+  main.scrollTop = Math.min(top, main.scrollHeight);
 }
 
 export function add(turn) {
@@ -55,6 +56,10 @@ export function setBusy(isBusy) {
   for (const tool of main.querySelectorAll("article .tools button")) tool.disabled = isBusy;
 }
 
+/** Whether the user has not scrolled away from the end. */
+let isAtEnd = true;
+main.addEventListener("scroll", () => (isAtEnd = atBottom()));
+
 function atBottom() {
   return main.scrollHeight - main.scrollTop - main.clientHeight < 80;
 }
@@ -75,7 +80,10 @@ function addArticle(turn) {
   parts.folded.append(element("summary", {}, "Thought"), parts.thought);
   parts.article.append(element("h2", { className: isUser ? "who hidden" : "who" }, isUser ? "You" : "Answer"));
   if (turn.pictures.length) {
-    parts.article.append(element("div", { className: "shown" }, turn.pictures.map((picture, at) => shown(picture, `Picture ${at + 1}`))));
+    const images = turn.pictures.map((picture, at) => shown(picture, `Picture ${at + 1}`));
+    // only then its height is known
+    for (const image of images) image.addEventListener("load", () => isAtEnd && toBottom());
+    parts.article.append(element("div", { className: "shown" }, images));
   }
   parts.article.append(...(isUser ? [] : [parts.folded]), parts.text, parts.calls, parts.error, parts.note, parts.tools);
   parts.tools.append(button("Copy", () => copy(turn.text)));

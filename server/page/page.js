@@ -36,6 +36,7 @@ function update() {
 
 function ask() {
   const { chat } = conversation;
+  $("notice").hidden = true;
   if (location.hash !== `#${chat.id}`) history.pushState(null, "", `#${chat.id}`);
   answer(chat, conversation.add, () => {
     update();

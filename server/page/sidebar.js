@@ -49,7 +49,7 @@ function draw() {
   let count = 0;
   for (const { chat, item, link, title, snippet, more } of sorted) {
     const name = titleOf(chat);
-    if (title.textContent !== name) title.textContent = name;
+    if (title.textContent !== name) title.textContent = link.title = name;
     more.ariaLabel = `Rename, export or delete ${name}`;
     link.ariaCurrent = chat.id === conversation.chat.id ? "page" : null;
     const found = wanted ? findIn(chat, wanted) : "";

@@ -40,6 +40,7 @@ export async function read(text) {
   need(file.version === VERSION, `It is of version ${file.version}, and this page reads version ${VERSION}.`);
   const chats = [];
   for (const [at, chat] of file.conversations.entries()) chats.push(await conversation(chat, `Conversation ${at + 1}`));
+  need(new Set(chats.map(({ id }) => id)).size === chats.length, "Two conversations have one id.");
   return chats;
 }
 

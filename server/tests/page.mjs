@@ -132,13 +132,14 @@ step("pictures are chosen, dropped, pasted and taken away", async (page) => {
     const file = await png(page, 32, 32, "#33a");
     await page.evaluate(([kind, bytes]) => {
       const transfer = new DataTransfer();
-      transfer.items.add(new File([new Uint8Array(bytes)], `${kind}.png`, { type: "image/png" }));
+      for (const name of [`${kind}.png`, `${kind}-2.png`]) transfer.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
       const event = kind === "drop"
         ? new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true })
         : new ClipboardEvent("paste", { clipboardData: transfer, bubbles: true, cancelable: true });
       document.querySelector("main").dispatchEvent(event);
     }, [kind, [...file.buffer]]);
-    await page.getByAltText(`${kind}.png`).waitFor();
+    await page.getByAltText(`${kind}-2.png`).waitFor();
+    await page.getByRole("button", { name: `Remove ${kind}-2.png` }).click();
   }
   await page.getByRole("button", { name: "Remove paste.png" }).click();
   assert.equal(await page.locator("#pictures li").count(), 3);
@@ -354,6 +355,7 @@ step("an export is imported as it was, and a bad file changes nothing", async (p
     [bad((_, turn) => (turn.pictures = ["data:image/png;base64,AAAA"])), "Conversation 2, message 1, has a picture that can't be read."],
     [bad((file) => (file.conversations[1].id = "../x")), "Conversation 2 has no id."],
     [bad((file) => (file.conversations[1].turns = [])), "Conversation 2 has no messages."],
+    [bad((file) => (file.conversations[1].id = file.conversations[0].id)), "Two conversations have one id."],
   ]) {
     assert.equal(await importFile(page, text), `file.json is not imported, and nothing has changed. ${why}`);
     assert.deepEqual(await titles(page), []);
@@ -652,7 +654,7 @@ try {
     viewport: { width: 1200, height: 900 },
   });
   const page = await browser.newPage();
-  page.setDefaultTimeout(30_000);
+  page.setDefaultTimeout(Number(process.env.PATIENCE ?? 30_000));
   page.on("dialog", (dialog) => dialog.accept());
   const complaints = [];
   page.on("pageerror", (error) => complaints.push(String(error)));
