@@ -192,7 +192,8 @@ class Parser {
   /** The nodes of the whole formula. */
   all() {
     const rows = this.rows(undefined);
-    return rows.length === 1 && rows[0].length === 1 ? rows[0][0] : [grid(rows, "pairs")];
+    if (rows.length === 1 && rows[0].length === 1) return rows[0][0];
+    return [grid(rows, rows.some(({ length }) => length > 1) ? "pairs" : "lines")];
   }
 
   /** Rows of cells of nodes up to a token, which is not taken. */

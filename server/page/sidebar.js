@@ -12,7 +12,7 @@ import { BadFile, read, written } from "./transfer.js";
 const [sidebar, list, search, menu, scrim] = ["sidebar", "chats", "search", "menu", "scrim"].map($);
 const SNIPPET = 40; // characters before what was found
 
-/** { chat, item, … } of each conversation, by its id; the conversations are as stored, without pictures. */
+/** { chat, item, link, title, snippet, more, actions } of each conversation, by its id: how it is stored, and its elements. */
 const entries = new Map();
 
 /** The conversation as it is now, with its pictures. */
@@ -25,12 +25,13 @@ export async function find(id) {
 function addEntry(chat) {
   const entry = { chat, title: element("span", { className: "title" }), snippet: element("small"), item: element("li") };
   entry.link = element("a", { href: `#${chat.id}` }, entry.title, entry.snippet);
-  entry.actions = element("div", { className: "actions", hidden: true },
-    button("Rename", () => rename(entry)), button("Export", () => {
-      fold(entry, true);
-      entry.more.focus();
-      save([chat.id]);
-    }), button("Delete", () => discard(entry)));
+  const download = () => {
+    fold(entry, true);
+    entry.more.focus();
+    save([chat.id]);
+  };
+  const actions = [button("Rename", () => rename(entry)), button("Export", download), button("Delete", () => discard(entry))];
+  entry.actions = element("div", { className: "actions", hidden: true }, actions);
   entry.more = button("⋯", () => fold(entry, !entry.actions.hidden), { className: "plain more", ariaExpanded: "false" });
   entry.item.append(element("div", { className: "entry" }, entry.link, entry.more), entry.actions);
   entry.link.addEventListener("click", () => closeDrawer());

@@ -289,6 +289,20 @@ step("an answer goes on while another conversation is open, and a reload keeps w
   await done(page, 4);
   assert.match(await answers(page).last().locator(".note").innerText(), /interrupted/);
   await setting(page, "max_tokens", "12");
+  // a question is kept before its answer begins
+  await page.getByRole("button", { name: "New chat" }).first().click();
+  await page.route("**/v1/chat/completions", () => {});
+  await page.locator("#text").fill("Unanswered");
+  await page.keyboard.press("Enter");
+  await page.locator("article.waiting").waitFor();
+  await page.waitForTimeout(200);
+  await page.reload();
+  await page.unroute("**/v1/chat/completions");
+  await done(page, 1);
+  assert.equal(await page.locator("article.user .text").innerText(), "Unanswered");
+  await action(page, "Unanswered", "Delete");
+  await page.locator("#chats a").filter({ hasText: "Two Pelicans" }).click();
+  await done(page, 4);
 });
 
 step("conversations are found, renamed and deleted, and deleting is undone", async (page) => {
@@ -306,6 +320,9 @@ step("conversations are found, renamed and deleted, and deleting is undone", asy
   await page.getByLabel("Title").fill("<b>Other</b>");
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.querySelector("#chats").innerText.includes("<b>Other</b>"));
+  await search.fill("other</B>");
+  assert.deepEqual(await titles(page), ["<b>Other</b>"]);
+  await search.fill("");
   await page.reload();
   await done(page, 4);
   assert.deepEqual(await titles(page), ["Two Pelicans", "<b>Other</b>"]);
