@@ -1,14 +1,12 @@
-// Markdown as models write it → elements. Text becomes text nodes and nothing else, so that no text can become markup.
+// Markdown as models write it, with formulas and code → elements. Text becomes text nodes and nothing else, so that no text can
+// become markup.
 //
 // The time is linear in the text's length, whatever the text: a regular expression here has no two parts that can share a run of
 // characters, and what closes a mark is looked for once, not again from each mark (server/tests/markdown.mjs).
 
-/** An element with children, or lists of them; strings become text. */
-export function element(name, properties = {}, ...children) {
-  const node = Object.assign(document.createElement(name), properties);
-  for (const child of children.flat()) node.append(child);
-  return node;
-}
+import { button, element } from "./element.js";
+import { highlight } from "./highlight.js";
+import { formula } from "./math.js";
 
 /** Elements for a text. Unfinished constructs, as streams have them, are shown as far as they have come. */
 export function render(text) {
@@ -41,12 +39,38 @@ function title(line, marks) {
   return text.slice(0, end).trimEnd();
 }
 
+/** Asked for lines from the first to the last: the formula that begins there and stands by itself, if one does. */
+function formulas(lines) {
+  const next = (isFound) => {
+    let found = -1; // it is looked for once
+    return (from) => {
+      for (found = Math.max(found, from); found < lines.length && !isFound(lines[found]); ) found += 1;
+      return found;
+    };
+  };
+  const blank = next((line) => !line.trim());
+  const closing = (mark) => [mark, next((line) => line.includes(mark))];
+  const marks = new Map([["$$", closing("$$")], ["\\[", closing("\\]")]]);
+  return (at) => {
+    const line = lines[at].trim();
+    const [close, nextClose] = marks.get(line.slice(0, 2)) ?? [];
+    if (!close) return null;
+    const isWhole = line.indexOf(close, 2) >= 0;
+    const last = isWhole ? at : nextClose(at + 1);
+    const end = lines[last]?.trim() ?? "";
+    if (blank(at) < last || end.indexOf(close, isWhole ? 2 : 0) !== end.length - 2) return null;
+    return { source: lines.slice(at, last + 1).join("\n").trim().slice(2, -2), last };
+  };
+}
+
 function blocks(lines, depth) {
   const found = [];
+  const formulaAt = formulas(lines);
   for (let at = 0; at < lines.length; ) {
     const line = lines[at];
     const code = FENCE.match(line);
     const heading = line.match(HEADING);
+    const math = formulaAt(at);
     if (!line.trim()) {
       at += 1;
     } else if (code) {
@@ -57,6 +81,9 @@ function blocks(lines, depth) {
       const body = lines.slice(at + 1, end).map((line) => line.replace(new RegExp(`^ {0,${indent.length}}`), ""));
       found.push(codeBlock(body.join("\n"), language));
       at = end + 1;
+    } else if (math) {
+      found.push(element("div", { className: "math" }, formula(math.source, true)));
+      at = math.last + 1;
     } else if (heading) {
       // the page itself has the first two levels
       found.push(element(`h${Math.min(heading[1].length + 2, 6)}`, {}, inline(title(line, heading[1]))));
@@ -81,7 +108,8 @@ function blocks(lines, depth) {
       at = end;
     } else {
       let end = at + 1;
-      while (end < lines.length && lines[end].trim() && ![FENCE, HEADING, RULE, QUOTE, ITEM].some((begin) => begin.test(lines[end]))) end += 1;
+      const isBegin = (at) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((begin) => begin.test(lines[at])) || formulaAt(at);
+      while (end < lines.length && lines[end].trim() && !isBegin(end)) end += 1;
       found.push(element("p", {}, inline(lines.slice(at, end).join("\n"))));
       at = end;
     }
@@ -138,8 +166,7 @@ function table(head, rows) {
 }
 
 function codeBlock(text, language) {
-  const copy = element("button", { type: "button" }, "Copy code");
-  copy.addEventListener("click", async () => {
+  const copy = button("Copy code", async () => {
     try {
       await navigator.clipboard.writeText(text);
       copy.textContent = "Copied";
@@ -148,11 +175,11 @@ function codeBlock(text, language) {
     }
     setTimeout(() => (copy.textContent = "Copy code"), 1500);
   });
-  const pre = element("pre", { tabIndex: 0 }, element("code", {}, text));
+  const pre = element("pre", { tabIndex: 0 }, element("code", {}, highlight(text, language)));
   return element("div", { className: "code" }, element("div", {}, element("span", {}, language || "code"), copy), pre);
 }
 
-const ESCAPED = /[\\`*_{}[\]()#+\-.!~>|]/;
+const ESCAPED = /[\\`*_{}[\]()#+\-.!~>|$]/;
 const SPACE = /\s/;
 const WORD = /\w/;
 const isSpace = (char) => char === undefined || SPACE.test(char);
@@ -225,6 +252,8 @@ function inline(text, depth = 0) {
   const runs = tickRuns(text);
   const [bracket, line, quote, star, underline] = ["]", "\n", '"', "*", "_"].map((mark) => finder(text, mark));
   const closers = { "**": closer(text, "**"), "__": closer(text, "__"), "~~": closer(text, "~~") };
+  const formulaEnds = { "\\(": finder(text, "\\)"), "\\[": finder(text, "\\]"), "$$": finder(text, "$$") };
+  const dollar = finder(text, "$");
   const targets = new Map(); // many brackets may be closed by one
   const targetAt = (open) => {
     if (!targets.has(open)) targets.set(open, target(text, open, quote));
@@ -242,6 +271,20 @@ function inline(text, depth = 0) {
   while (at < text.length) {
     const char = text[at];
     const before = at > from ? text[at - 1] : "";
+    if (char === "\\" || char === "$") {
+      const mark = text.slice(at, at + 2);
+      const close = formulaEnds[mark]?.(at + 2) ?? Infinity;
+      if (close !== Infinity) {
+        put(formula(text.slice(at + 2, close), mark !== "\\("), close + 2);
+        continue;
+      }
+      // between single dollars on one line, if they are no prices
+      const end = char === "$" && mark !== "$$" && !isSpace(text[at + 1]) ? dollar(at + 1) : Infinity;
+      if (end < line(at) && !/[\s\\]/.test(text[end - 1]) && !/[\w$]/.test(text[end + 1] ?? "") && !WORD.test(before)) {
+        put(formula(text.slice(at + 1, end)), end + 1);
+        continue;
+      }
+    }
     if (char === "\\" && ESCAPED.test(text[at + 1] ?? "")) {
       put(text[at + 1], at + 2);
       continue;

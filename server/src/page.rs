@@ -11,13 +11,28 @@ use std::sync::Arc;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-const FILES: [(&str, &str, &str); 6] = [
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+const FILES: [(&str, &str, &str); 19] = [
     ("/", "text/html; charset=utf-8", include_str!("../page/index.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("../page/page.css")),
-    ("/page.js", "text/javascript; charset=utf-8", include_str!("../page/page.js")),
-    ("/markdown.js", "text/javascript; charset=utf-8", include_str!("../page/markdown.js")),
-    ("/stream.js", "text/javascript; charset=utf-8", include_str!("../page/stream.js")),
     ("/icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
+    ("/theme.js", SCRIPT, include_str!("../page/theme.js")),
+    ("/page.js", SCRIPT, include_str!("../page/page.js")),
+    ("/element.js", SCRIPT, include_str!("../page/element.js")),
+    ("/settings.js", SCRIPT, include_str!("../page/settings.js")),
+    ("/key.js", SCRIPT, include_str!("../page/key.js")),
+    ("/store.js", SCRIPT, include_str!("../page/store.js")),
+    ("/chats.js", SCRIPT, include_str!("../page/chats.js")),
+    ("/sidebar.js", SCRIPT, include_str!("../page/sidebar.js")),
+    ("/transfer.js", SCRIPT, include_str!("../page/transfer.js")),
+    ("/conversation.js", SCRIPT, include_str!("../page/conversation.js")),
+    ("/answer.js", SCRIPT, include_str!("../page/answer.js")),
+    ("/pictures.js", SCRIPT, include_str!("../page/pictures.js")),
+    ("/markdown.js", SCRIPT, include_str!("../page/markdown.js")),
+    ("/math.js", SCRIPT, include_str!("../page/math.js")),
+    ("/highlight.js", SCRIPT, include_str!("../page/highlight.js")),
+    ("/stream.js", SCRIPT, include_str!("../page/stream.js")),
 ];
 
 pub(crate) fn routes() -> Router<Arc<App>> {

@@ -5,31 +5,16 @@
 import assert from "node:assert/strict";
 import { pathToFileURL } from "node:url";
 import { resolve } from "node:path";
-import { Worker, isMainThread, parentPort, workerData } from "node:worker_threads";
+import { isMainThread } from "node:worker_threads";
+import { linear, many as manyOf, motifs, shown } from "./adversary.mjs";
 
-const file = isMainThread ? process.argv[2] : workerData;
-const url = file ? pathToFileURL(resolve(file)) : new URL("../page/markdown.js", import.meta.url);
-
-/** As much of a document as the Markdown needs. */
-class Element {
-  constructor(name) {
-    this.tagName = name.toUpperCase();
-    this.childNodes = [];
-  }
-  append(...children) {
-    for (const child of children) this.childNodes.push(child);
-  }
-  addEventListener() {}
-}
-globalThis.document = { createElement: (name) => new Element(name), createDocumentFragment: () => new Element("fragment") };
-const { render } = await import(url);
-
-const shown = (node) => (typeof node === "string" ? node : `<${node.tagName.toLowerCase()}${node.href ? ` ${node.href}` : ""}>${node.childNodes.map(shown).join("")}</>`);
+const file = process.argv[2];
+const { render } = await import(file ? pathToFileURL(resolve(file)) : new URL("../page/markdown.js", import.meta.url));
 const html = (text) => render(text).childNodes.map(shown).join("");
 
 /** Texts of about `size` characters on which parsers that try again are slow. */
 function* adversarial(size) {
-  const many = (text, of = 1) => text.repeat(Math.ceil(size / of / text.length));
+  const many = manyOf(size);
   yield `# a${many(" ")}b`;
   yield `# a${many(" #")}b`;
   yield `# ${many("#")}b`;
@@ -52,24 +37,18 @@ function* adversarial(size) {
   yield `|${many("-|")}\n|${many(":-")}`;
   yield `${many("http://.", 2)}`;
   for (const line of ["a", "# a", "> a", "- a", "|a|", "***", "```", "\t-"]) yield many(`${line}\n`);
-  for (const mark of ["*", "**", "_", "__", "~~", "[", "![", "[](", "[](a", "[](a \"", "](", "<", "(", "\\", "http://", "> ", "- ", "#", "|", "~", "*a", "a*", "**a", "_a_b", "*a **b ", "[a](b", "`a``b```"]) {
+  const marks = ["*", "**", "_", "__", "~~", "[", "![", "[](", "[](a", "[](a \"", "](", "<", "(", "\\", "http://", "> ", "- ", "#", "|", "~", "*a", "a*", "**a", "_a_b", "*a **b ", "[a](b", "`a``b```", "$", "$$", "\\(", "\\[", "\\[\n", "$$\n", "$a", "\\]\n", "$$a\n"];
+  const pieces = ["*", "**", "_", "`", "``", "~~", "[", "]", "](", "(", ")", "<", ">", "#", "- ", "1. ", "|", "|-|", "\n", "\n\n", " ", "    ", "a", "http://a", "\\", "\"", "!", "```\n", "~~~", "$", "$$", "\\(", "\\)", "\\[", "\\]"];
+  for (const mark of marks) {
     yield many(mark);
     yield many(`${mark} `);
     yield `${many(mark)}x`;
   }
-  // motifs at random, always the same
-  let state = 1;
-  const random = (below) => (state = (state * 48271) % 2147483647) % below;
-  const pieces = ["*", "**", "_", "`", "``", "~~", "[", "]", "](", "(", ")", "<", ">", "#", "- ", "1. ", "|", "|-|", "\n", "\n\n", " ", "    ", "a", "http://a", "\\", "\"", "!", "```\n", "~~~"];
-  for (let motif = 0; motif < 300; motif += 1) {
-    const text = Array.from({ length: 1 + random(5) }, () => pieces[random(pieces.length)]).join("");
-    yield many(text);
-    yield `${many(text, 2)}x${many(pieces[random(pieces.length)], 2)}`;
+  for (const language of ["rust", "python", "html", "diff"]) {
+    for (const inside of ["\"", "'", "/*", "\"\"\"", "<", "<a \"", "\\", "a1", "+", "<!--"]) yield `\`\`\`${language}\n${many(inside)}`;
   }
+  yield* motifs(size, pieces, 200);
 }
-
-const PATIENCE = 4000; // ms for a text; linear ones take some tens, the others minutes
-const SIZE = 50_000;
 
 if (isMainThread) {
   for (const [text, expected] of [
@@ -87,36 +66,16 @@ if (isMainThread) {
     ["1. a\n   - b\n2. c", "<ol><li>a<ul><li>b</></></><li>c</></>"],
     ["> a\n> > b", "<blockquote><p>a</><blockquote><p>b</></></>"],
     ["***\na\nb", "<hr></><p>a\nb</>"],
+    ["a \\(b\\) $c$ \\$d$", "<p>a <math><mi>b</></> <math><mi>c</></> $d$</>"],
+    ["$5 and $6, US$7-$8, `$a$`, $ b$", "<p>$5 and $6, US$7-$8, <code>$a$</>, $ b$</>"],
+    ["a\n\\[\n- b\n\\]\nc", "<p>a</><div math><math><mo>−</><mi>b</></></><p>c</>"],
+    ["$$a$$\n\n- $$\n  b\n  $$", "<div math><math><mi>a</></></><ul><li><div math><math><mi>b</></></></></>"],
+    ["a \\[b\\] c, \\(d, $$ e\n\n$$", "<p>a <math><mi>b</></> c, (d, $$ e</><p>$$</>"],
   ]) {
     assert.equal(html(text), expected, text);
   }
-  assert.match(html("```js\n*a*\n\n```\nb"), /<span>js<\/>.*<pre><code>\*a\*\n<\/><\/><\/><p>b<\/>$/);
+  assert.match(html("```text\n*a*\n\n```\nb"), /<span>text<\/>.*<pre><code>\*a\*\n<\/><\/><\/><p>b<\/>$/);
   assert.match(html("| a | b |\n|---|---|\n| c\\|d | *e* |"), /<th>a<\/><th>b<\/>.*<td>c\|d<\/><td><em>e<\/><\/>/);
-
-  const worker = new Worker(new URL(import.meta.url), { workerData: file });
-  let [count, slowest, current] = [0, 0, "the start"];
-  await new Promise((done, fail) => {
-    const late = () => {
-      worker.terminate();
-      fail(new Error(`more than ${PATIENCE} ms for ${SIZE} characters: ${current}`));
-    };
-    let timer = setTimeout(late, PATIENCE);
-    worker.on("message", ({ begins, took }) => {
-      clearTimeout(timer);
-      if (begins === null) return done();
-      [count, slowest, current] = [count + 1, Math.max(slowest, took), begins];
-      timer = setTimeout(late, PATIENCE);
-    });
-    worker.on("error", fail);
-  });
-  console.log(`Markdown: ${count} adversarial texts of ${SIZE} characters, the slowest in ${slowest} ms`);
-} else {
-  let took = 0;
-  for (const text of adversarial(SIZE)) {
-    parentPort.postMessage({ begins: `${JSON.stringify(text.slice(0, 40))} … ${JSON.stringify(text.slice(-20))}`, took });
-    const begin = Date.now();
-    render(text);
-    took = Date.now() - begin;
-  }
-  parentPort.postMessage({ begins: null });
 }
+
+await linear("Markdown", import.meta.url, adversarial, render);

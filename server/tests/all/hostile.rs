@@ -150,7 +150,7 @@ fn clients_that_stand_still_hold_no_connection() {
     let server = Server::start(Config { limits, ..config() });
     let begun = Instant::now();
     // these read nothing of much, and those send a part of a request
-    let many = "GET /page.js HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2000);
+    let many = "GET /math.js HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2000);
     let mut held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     for stream in &mut held {
         stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
@@ -172,7 +172,7 @@ fn clients_that_stand_still_hold_no_connection() {
     assert!(begun.elapsed() < Duration::from_secs(20), "/health has to be answered at once");
     // their time passes, and they are cut off
     thread::sleep(Duration::from_secs(3));
-    let page = server.get("/page.js").1.len();
+    let page = server.get("/math.js").1.len();
     for mut stream in held {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut answer = Vec::new();
@@ -333,7 +333,7 @@ impl Hostile {
         write!(stream, "POST {CHAT} HTTP/1.1\r\n{head} {}\r\n\r\n", body.len())?;
         if self == Self::ReadsNothing {
             stream.write_all(body.as_bytes())?;
-            stream.write_all("GET /page.js HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(1000).as_bytes())?;
+            stream.write_all("GET /math.js HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(1000).as_bytes())?;
         } else if self != Self::SendsNothing {
             stream.write_all(body.as_bytes())?;
         }
