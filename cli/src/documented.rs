@@ -21,8 +21,15 @@ fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
 /// The arguments of the commands in a document's blocks, the program's name first.
 fn commands(text: &str) -> Vec<Vec<String>> {
     let text = text.replace("\\\n", " ");
-    let lines = text.lines().filter_map(|line| line.trim_start().strip_prefix("$ "));
-    lines.filter_map(arguments).collect()
+    let (mut found, mut is_elsewhere) = (Vec::new(), false);
+    for line in text.lines().map(str::trim_start) {
+        // a block that enters a folder is about that folder's program
+        is_elsewhere = !line.starts_with("```") && (is_elsewhere || line.starts_with("$ cd "));
+        if !is_elsewhere {
+            found.extend(line.strip_prefix("$ ").and_then(arguments));
+        }
+    }
+    found
 }
 
 /// The arguments of the first command of a line that starts the program.
