@@ -5,13 +5,17 @@
 //! round more, and fast ones before slow ones.
 
 use super::footprint::{Footprint, Gpu, Planned, Workload};
-use super::options::{BatchOptions, LoadOptions, Matrices, Storage};
+use super::options::{BatchOptions, ExpertPlacement, LoadOptions, Matrices, Storage};
 use super::seam::Config;
 use super::seam::VisionPlace;
 use pascaline::kv::KvFormat;
 use pascaline::ops::PAGE;
 use pascaline::quant::Format;
 use pascaline::{Error, Result};
+
+/// Tokens of the longest pass whose experts the CPU computes, if nothing is known of the card: about where copying all of a layer's
+/// experts over sixteen lanes takes as long ([`expert_rows`](super::estimate::expert_rows)).
+const CPU_ROWS: usize = 16;
 
 /// The options that the user gave; `None` is open.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,6 +26,9 @@ pub struct Asked {
     pub cache: Option<KvFormat>,
     /// Layers that stay on the GPU.
     pub gpu_layers: Option<usize>,
+    /// Where the experts of a mixture are. [`Mixed`](ExpertPlacement::Mixed), or `None`, is on the GPU if they fit, and otherwise as many
+    /// layers' experts as fit; the others are as it says.
+    pub experts: Option<ExpertPlacement>,
     /// Where the vision tower is.
     pub vision: Option<VisionPlace>,
     /// The type of its matrices.
@@ -35,9 +42,18 @@ impl Asked {
         LoadOptions {
             cache: self.cache.unwrap_or(usual.cache),
             gpu_layers: self.gpu_layers,
+            experts: self.experts_first(),
             vision: self.vision.unwrap_or(usual.vision),
             vision_matrices: self.vision_matrices,
             ..options
+        }
+    }
+
+    /// The place that is tried first.
+    fn experts_first(&self) -> ExpertPlacement {
+        match self.experts {
+            None | Some(ExpertPlacement::Mixed { .. }) => ExpertPlacement::Gpu,
+            Some(given) => given,
         }
     }
 }
@@ -157,10 +173,14 @@ impl Model<'_> {
                 return Ok(choice);
             }
         }
+        if let Some(choice) = self.fit_experts(&ways, asked, &plan)? {
+            return Ok(choice);
+        }
         // For the candidate that takes least: as many resident layers as there is room for.
         let smallest = ways.last().copied().unwrap_or(usual);
         let (mut fits, mut from) = (None, 0);
-        let mut to = if asked.gpu_layers.is_some() { 0 } else { self.config.text.num_hidden_layers };
+        let is_given = asked.gpu_layers.is_some() || self.experts_are_given(asked);
+        let mut to = if is_given { 0 } else { self.config.text.num_hidden_layers };
         while from < to {
             let layers = from + (to - from) / 2;
             match plan(LoadOptions { gpu_layers: Some(layers), ..smallest })? {
@@ -171,7 +191,10 @@ impl Model<'_> {
         if let Some(choice) = fits {
             return Ok(choice);
         }
-        let least = LoadOptions { gpu_layers: asked.gpu_layers.or(Some(0)), ..smallest };
+        let least = match is_given {
+            true => smallest,
+            false => LoadOptions { gpu_layers: Some(0), ..smallest },
+        };
         let needed = self.plan(least, work, gpu)?.peak().div_ceil(1 << 20);
         let Workload { context, patches, .. } = work;
         Err(Error::Unsupported {
@@ -184,10 +207,46 @@ impl Model<'_> {
         })
     }
 
+    /// Whether the place of experts is given, and there are any.
+    fn experts_are_given(&self, asked: &Asked) -> bool {
+        let given = asked.experts.filter(|given| !matches!(given, ExpertPlacement::Mixed { .. }));
+        given.is_some() && self.config.text.experts.is_some()
+    }
+
+    /// The first candidate whose experts are in host memory, with those of as many layers as fit on the GPU. Of matrices whose type is
+    /// open the smallest: the others' experts would take much host memory.
+    fn fit_experts(
+        &self,
+        ways: &[LoadOptions],
+        asked: &Asked,
+        plan: &dyn Fn(LoadOptions) -> Result<Option<Choice>>,
+    ) -> Result<Option<Choice>> {
+        let mixed = asked.experts.unwrap_or(ExpertPlacement::Mixed { cpu_rows: CPU_ROWS });
+        let is_open = matches!(mixed, ExpertPlacement::Mixed { .. }) && asked.gpu_layers.is_none();
+        if self.config.text.experts.is_none() || !is_open {
+            return Ok(None);
+        }
+        let matrices = ways.last().map(|way| (way.quantize, way.dtype));
+        for way in ways.iter().filter(|way| Some((way.quantize, way.dtype)) == matrices) {
+            let way = way.experts(mixed);
+            let Some(mut fits) = plan(way)? else { continue };
+            let (mut from, mut to) = (1, self.config.text.num_hidden_layers);
+            while from < to {
+                let expert_layers = from + (to - from) / 2;
+                match plan(LoadOptions { expert_layers, ..way })? {
+                    Some(choice) => (fits, from) = (choice, expert_layers + 1),
+                    None => to = expert_layers,
+                }
+            }
+            return Ok(Some(fits));
+        }
+        Ok(None)
+    }
+
     /// All candidates with every layer resident on the GPU, the best first.
     pub(super) fn ways(&self, usual: LoadOptions, asked: &Asked) -> Vec<LoadOptions> {
         let Asked { gpu_layers, vision_matrices, .. } = *asked;
-        let usual = LoadOptions { gpu_layers, vision_matrices, ..usual };
+        let usual = LoadOptions { gpu_layers, vision_matrices, experts: asked.experts_first(), ..usual };
         let matrices: Vec<LoadOptions> = match asked.matrices {
             Some(matrices) => vec![matrices.apply(usual)],
             None if self.is_quantized => vec![usual],
