@@ -35,6 +35,7 @@ mod doctor_memory;
 mod editor;
 mod embed;
 mod environment;
+mod experts;
 mod failure;
 mod files;
 #[cfg(feature = "train")]
@@ -80,6 +81,7 @@ mod saved;
 mod screen;
 #[cfg(feature = "serve")]
 mod serve;
+mod sizes;
 mod source;
 mod speed;
 mod state;

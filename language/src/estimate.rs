@@ -11,7 +11,6 @@ use super::options::{ExpertPlacement, Storage};
 use super::published::matrix;
 use super::seam::{Config, ExpertPart, VISION, VisionPlace};
 use super::workload::Workload;
-use pascaline::quant::QuantTensor;
 use pascaline::{DType, Result};
 
 /// The peak rates of a card.
@@ -83,12 +82,7 @@ pub fn estimate(
             _ => 1.0,
         };
         let (of, elements) = (storage(&name), (rows * width) as f64 * used);
-        let bytes = match of {
-            Storage::Float(dtype) => elements * dtype.size() as f64,
-            Storage::Stored(format) | Storage::Quantized(format) => {
-                QuantTensor::part_bytes(format, [rows, width])?.iter().sum::<usize>() as f64 * used
-            }
-        };
+        let bytes = of.bytes([rows, width])? as f64 * used;
         if let Some(vision) = vision.filter(|_| name.starts_with(VISION)) {
             // mergers read four patches per row
             let rows =
@@ -175,12 +169,7 @@ pub fn expert_rows(config: &Config, storage: &dyn Fn(&str) -> Storage, peaks: &P
     let (mut all, mut flops, mut matrices) = (0.0, 0.0, 0);
     for (name, shape) in config.tensors().into_iter().filter(|(name, _)| ExpertPart::of(name).is_some()) {
         let [rows, width] = matrix(&shape);
-        all += match storage(&name) {
-            Storage::Float(dtype) => (rows * width * dtype.size()) as f64,
-            Storage::Stored(format) | Storage::Quantized(format) => {
-                QuantTensor::part_bytes(format, [rows, width])?.iter().sum::<usize>() as f64
-            }
-        };
+        all += storage(&name).bytes([rows, width])? as f64;
         flops += 2.0 * (rows * width * experts.per_token) as f64 / experts.count as f64;
         matrices += 1;
     }

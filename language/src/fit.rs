@@ -8,14 +8,11 @@ use super::footprint::{Footprint, Gpu, Planned, Workload};
 use super::options::{BatchOptions, ExpertPlacement, LoadOptions, Matrices, Storage};
 use super::seam::Config;
 use super::seam::VisionPlace;
+use super::spec::FeedForwardSpec;
 use pascaline::kv::KvFormat;
 use pascaline::ops::PAGE;
 use pascaline::quant::Format;
 use pascaline::{Error, Result};
-
-/// Tokens of the longest pass whose experts the CPU computes, if nothing is known of the card: about where copying all of a layer's
-/// experts over sixteen lanes takes as long ([`expert_rows`](super::estimate::expert_rows)).
-const CPU_ROWS: usize = 16;
 
 /// The options that the user gave; `None` is open.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,6 +26,9 @@ pub struct Asked {
     /// Where the experts of a mixture are. [`Mixed`](ExpertPlacement::Mixed), or `None`, is on the GPU if they fit, and otherwise as many
     /// layers' experts as fit; the others are as it says.
     pub experts: Option<ExpertPlacement>,
+    /// The most bytes of the GPU's memory for experts, if the others are in host memory. `None`: with a given place none, otherwise all that
+    /// is left.
+    pub expert_cache: Option<usize>,
     /// Where the vision tower is.
     pub vision: Option<VisionPlace>,
     /// The type of its matrices.
@@ -169,6 +169,9 @@ impl Model<'_> {
         };
         let ways = self.ways(usual, asked);
         for &options in &ways {
+            if self.exceeds_cache(&options, asked)? {
+                continue;
+            }
             if let Some(choice) = plan(options)? {
                 return Ok(choice);
             }
@@ -221,7 +224,7 @@ impl Model<'_> {
         asked: &Asked,
         plan: &dyn Fn(LoadOptions) -> Result<Option<Choice>>,
     ) -> Result<Option<Choice>> {
-        let mixed = asked.experts.unwrap_or(ExpertPlacement::Mixed { cpu_rows: CPU_ROWS });
+        let mixed = asked.experts.unwrap_or(ExpertPlacement::AUTO);
         let is_open = matches!(mixed, ExpertPlacement::Mixed { .. }) && asked.gpu_layers.is_none();
         if self.config.text.experts.is_none() || !is_open {
             return Ok(None);
@@ -230,7 +233,11 @@ impl Model<'_> {
         for way in ways.iter().filter(|way| Some((way.quantize, way.dtype)) == matrices) {
             let way = way.experts(mixed);
             let Some(mut fits) = plan(way)? else { continue };
-            let (mut from, mut to) = (1, self.config.text.num_hidden_layers);
+            let most = match asked.expert_cache {
+                Some(bytes) => self.expert_layers_in(&way, bytes)?,
+                None => self.config.text.num_hidden_layers,
+            };
+            let (mut from, mut to) = (1, most + 1);
             while from < to {
                 let expert_layers = from + (to - from) / 2;
                 match plan(LoadOptions { expert_layers, ..way })? {
@@ -241,6 +248,31 @@ impl Model<'_> {
             return Ok(Some(fits));
         }
         Ok(None)
+    }
+
+    /// Whether all experts would be on the GPU, and are more than may be there.
+    fn exceeds_cache(&self, options: &LoadOptions, asked: &Asked) -> Result<bool> {
+        let (Some(bytes), ExpertPlacement::Gpu) = (asked.expert_cache, options.experts) else {
+            return Ok(false);
+        };
+        Ok(self.expert_layers_in(options, bytes)? < self.config.text.num_hidden_layers)
+    }
+
+    /// The number of layers, from the first on, whose experts take at most so many bytes together.
+    fn expert_layers_in(&self, options: &LoadOptions, bytes: usize) -> Result<usize> {
+        let mut left = bytes;
+        for layer in 0..self.config.text.num_hidden_layers {
+            let FeedForwardSpec::Experts(spec) = self.config.block(layer).mlp else { continue };
+            let (count, width, hidden) = (spec.experts.count, spec.experts.width, spec.hidden);
+            let shapes = [[count * width, hidden], [count * width, hidden], [count * hidden, width]];
+            for (name, shape) in spec.matrices.iter().zip(shapes) {
+                match left.checked_sub((self.storage)(options, name).bytes(shape)?) {
+                    Some(rest) => left = rest,
+                    None => return Ok(layer),
+                }
+            }
+        }
+        Ok(self.config.text.num_hidden_layers)
     }
 
     /// All candidates with every layer resident on the GPU, the best first.
@@ -274,6 +306,9 @@ impl Model<'_> {
                     cache: asked.cache.unwrap_or(cache),
                     ..matrices
                 };
+                let cached = asked.expert_cache.filter(|_| way.experts != ExpertPlacement::Gpu);
+                let cached = cached.map_or(Ok(0), |bytes| self.expert_layers_in(&way, bytes));
+                let way = LoadOptions { expert_layers: cached.unwrap_or(0), ..way }; // an error is the plan's too
                 if !ways.contains(&way) {
                     ways.push(way);
                 }

@@ -3,8 +3,8 @@
 use super::seam::VisionPlace;
 use pascaline::kv::KvFormat;
 use pascaline::ops::PAGE;
-use pascaline::quant::Format;
-use pascaline::{DType, Device};
+use pascaline::quant::{Format, QuantTensor};
+use pascaline::{DType, Device, Result};
 
 /// How [`LanguageModel::load_checkpoint`](super::model::LanguageModel::load_checkpoint) loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +107,10 @@ pub enum ExpertPlacement {
 }
 
 impl ExpertPlacement {
+    /// In host memory, where nothing is known of the card: the CPU computes passes up to the length at which copying all of a layer's experts
+    /// over sixteen lanes takes about as long ([`expert_rows`](super::estimate::expert_rows)).
+    pub const AUTO: Self = Self::Mixed { cpu_rows: 16 };
+
     /// The most tokens of a pass that the CPU computes.
     pub fn cpu_rows(self) -> usize {
         match self {
@@ -155,6 +159,21 @@ pub enum Storage {
     Stored(Format),
     /// Quantised on the device while it is loaded.
     Quantized(Format),
+}
+
+impl Storage {
+    /// Bytes of a matrix of these rows and columns.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`](pascaline::Error::TooLarge) for sizes that overflow.
+    pub fn bytes(self, [rows, columns]: [usize; 2]) -> Result<usize> {
+        match self {
+            Self::Float(dtype) => Ok(rows.saturating_mul(columns).saturating_mul(dtype.size())),
+            Self::Stored(format) | Self::Quantized(format) => {
+                Ok(QuantTensor::part_bytes(format, [rows, columns])?.iter().sum())
+            }
+        }
+    }
 }
 
 /// How a [`Batch`](super::batch::Batch) uses memory and time.

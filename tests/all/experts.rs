@@ -5,13 +5,16 @@ use crate::common::process::in_own_process;
 use pascaline::memory;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error};
+use qwen3_vl::batch::{Batch, BatchOptions, Event};
 use qwen3_vl::config::Config;
-use qwen3_vl::estimate::{Peaks, expert_rows};
-use qwen3_vl::fit::{Asked, Model};
+use qwen3_vl::estimate::{Peaks, estimate, expert_rows};
+use qwen3_vl::fit::{Asked, Choice, Model};
 use qwen3_vl::footprint::{Gpu, Workload};
+use qwen3_vl::generate::user_turn;
 use qwen3_vl::gguf::Mix;
 use qwen3_vl::options::Storage;
 use qwen3_vl::{ExpertPlacement, LoadOptions, Options, Qwen3Vl};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
@@ -109,6 +112,43 @@ fn experts_of_the_cpu_differ_by_rounding_alone() {
     }
 }
 
+/// Many requests at once, whose passes have rows of prompts and of answers.
+#[test]
+fn answers_together_are_the_same() {
+    in_own_process!();
+    let device = common::cuda_device();
+    let usual = LoadOptions { quantize: Some(Format::Q8_0), ..LoadOptions::for_device(&device) };
+    let together = |options: LoadOptions| {
+        let model = load(&device, options);
+        let mut batch = Batch::new(
+            &model,
+            BatchOptions { max_sequences: 3, image_bytes: 0, ..BatchOptions::with_room(600) },
+        )
+        .unwrap();
+        let generation = Options { max_new_tokens: 4, stop_at_eos: false, ..Options::default() };
+        let mut ids = BTreeMap::new();
+        for question in ["What is it?", "Count the warps in a block of 256 threads.", "Why?"] {
+            let prompt = model.processor.prepare(&[user_turn(&[], question)], &[]).unwrap();
+            ids.insert(batch.add(prompt, &generation).unwrap(), Vec::new());
+        }
+        while !batch.is_idle() {
+            for event in batch.step() {
+                match event {
+                    Event::Finished { id, output, .. } => drop(ids.insert(id, output.ids)),
+                    Event::Failed { error, .. } => panic!("{options:?}: {error}"),
+                    Event::Token { .. } => {}
+                }
+            }
+        }
+        ids.into_values().collect::<Vec<_>>()
+    };
+    let expected = together(usual);
+    assert!(expected.len() == 3 && expected.iter().all(|ids| ids.len() == 4), "{expected:?}");
+    for experts in [ExpertPlacement::Stream, ExpertPlacement::Cpu, ExpertPlacement::Mixed { cpu_rows: 2 }] {
+        assert_eq!(together(usual.experts(experts)), expected, "{experts:?}");
+    }
+}
+
 #[test]
 fn places_that_cannot_be_are_refused() {
     let gpu = common::cuda_device();
@@ -184,6 +224,19 @@ fn a_mixture_of_30_billion_is_planned_for_small_cards() {
     let streamed = fit(&asked(ExpertPlacement::Stream), 40 << 30).unwrap();
     assert_eq!((streamed.options.experts, streamed.options.expert_layers), (ExpertPlacement::Stream, 0));
     let by_the_cpu = fit(&asked(ExpertPlacement::Cpu), 40 << 30).unwrap();
+    // estimates: the bus is slower than the CPU's memory, and a prompt is sooner streamed
+    let seconds = |choice: &Choice| {
+        let storage = |name: &str| storage(&choice.options, name);
+        let peaks = Peaks { flops: 8.9e12, memory: 320e9, host: 12e9 };
+        estimate(&config, choice, &storage, &work, &peaks).unwrap()
+    };
+    let all = fit(&Asked::default(), 40 << 30).unwrap();
+    let [gpu, stream, cpu] = [&all, &streamed, &by_the_cpu].map(seconds);
+    common::say(&format!("gpu {gpu:?}, stream {stream:?}, cpu {cpu:?}"));
+    assert!(
+        gpu.tokens_per_second > cpu.tokens_per_second && cpu.tokens_per_second > stream.tokens_per_second
+    );
+    assert!(gpu.first_token <= stream.first_token && stream.first_token < cpu.first_token);
     // the CPU's need no places on the device: two layers' experts
     assert!(by_the_cpu.peak() + (600 << 20) < streamed.peak(), "{by_the_cpu:?} {streamed:?}");
     match fit(&asked(ExpertPlacement::Gpu), 6 << 30) {

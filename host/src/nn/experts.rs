@@ -100,13 +100,14 @@ impl Experts {
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
         let own = [&self.gate, &self.up, &self.down];
+        let rows = x.dims().first().copied().unwrap_or(0);
         match &self.hosted {
             None => self.forward_with(x, norm, residual, Where::Device(&own)),
-            Some(hosted) if hosted.is_for_cpu(x.dims()[0]) => {
+            Some(hosted) if hosted.is_for_cpu(rows) => {
                 let there = hosted.cpu().map(|tensors| of_tensors(&own, tensors)).transpose()?;
                 self.forward_with(x, norm, residual, Where::Cpu(there.as_ref()))
             }
-            Some(hosted) if x.dims()[0] > MAX_UNSORTED_TOKENS => hosted.on_device(|tensors| {
+            Some(hosted) if rows > MAX_UNSORTED_TOKENS => hosted.on_device(|tensors| {
                 let [gate, up, down] = of_tensors(&own, tensors)?;
                 self.forward_with(x, norm, residual, Where::Device(&[&gate, &up, &down]))
             }),
