@@ -34,7 +34,7 @@ fn the_tokens_are_the_same_wherever_experts_are() {
         (&["--experts", "cpu"], 3),
         (&["--experts", "auto"], 0),
         (&["--experts", "stream", "--expert-cache", &layer], 2),
-        (&["--expert-cache", &layer], 2), // auto, and no more than one layer's may stay
+        (&["--dtype", "f16", "--expert-cache", &layer], 2), // auto, and no more than one layer's may stay
     ] {
         let output = generate(more);
         let found = parsed(&output);
