@@ -185,13 +185,17 @@ pub(super) fn summary(statistics: &Statistics) -> String {
         0 => String::new(),
         layers => format!(", {layers} layers from host memory, launched kernel by kernel"),
     };
+    let experts = match statistics.host_expert_layers {
+        0 => String::new(),
+        layers => format!(", experts of {layers} layers from host memory"),
+    };
     let guessed = match statistics.guessed_tokens {
         0 => String::new(),
         guessed => format!(", {} of {guessed} guesses right", statistics.right_guesses),
     };
     format!(
         "{prompt_tokens} prompt tokens{cached}, first token after {time_to_first_token:.2} s, \
-         then {} tokens at {:.1} per second{guessed}{streamed}{paused}{peak}",
+         then {} tokens at {:.1} per second{guessed}{streamed}{experts}{paused}{peak}",
         statistics.decode_tokens, statistics.decode_tokens_per_second
     )
 }

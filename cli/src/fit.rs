@@ -2,13 +2,15 @@
 
 use super::device::DeviceArg;
 use super::devices::DevicesArgs;
+use super::experts::{self, ExpertArgs, Place};
 use super::failure::Failure;
 use super::hub;
 use super::image_tokens::{ImageTokens, image_tokens};
-use super::model::{bytes, cache_formats};
+use super::model::cache_formats;
 use super::output::Output;
 use super::published::Size;
 use super::screen::Style;
+use super::sizes::bytes;
 use super::table::Column;
 use clap::ValueEnum;
 use pascaline::cuda::Properties;
@@ -17,14 +19,14 @@ use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error};
 use pascaline_virtual_gpu::Card;
 use qwen3_vl::config::{Config, PUBLISHED_PIXELS};
-use qwen3_vl::estimate::{Estimate, Peaks, estimate};
+use qwen3_vl::estimate::{Estimate, Peaks, estimate, expert_rows};
 use qwen3_vl::fit::{Asked, Choice, Model};
 use qwen3_vl::footprint::{Footprint, Gpu, Workload};
 use qwen3_vl::gguf::Mix;
 use qwen3_vl::options::Storage;
 use qwen3_vl::preprocess::{Bounds, smart_resize};
 use qwen3_vl::split::{self, Split};
-use qwen3_vl::{Checkpoint, LoadOptions, Matrices, SplitMode, VisionPlace};
+use qwen3_vl::{Checkpoint, ExpertPlacement, LoadOptions, Matrices, SplitMode, VisionPlace};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -73,8 +75,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "TYPE", value_parser = cache_formats(), ignore_case = true)]
     cache: Option<KvFormat>,
 
+    #[command(flatten)]
+    experts: ExpertArgs,
+
     /// Print docs/cards.md: all published models and types on six cards, at three lengths of context.
-    #[arg(long, conflicts_with_all = ["model", "card", "device", "devices", "split", "split_mode", "between", "context", "image", "image_tokens", "cache", "memory_limit"])]
+    #[arg(long, conflicts_with_all = ["model", "card", "device", "devices", "split", "split_mode", "between", "context", "image", "image_tokens", "cache", "experts", "expert_cache", "memory_limit"])]
     table: bool,
 
     /// The most of the card's memory to use, without the driver's context, in bytes or with K, M or G.
@@ -152,7 +157,12 @@ pub(super) fn describe(choice: &Choice, work: &Workload, is_gguf: bool, limit: u
     parts.extend(place(options));
     let needed = choice.peak().div_ceil(1 << 20);
     let tokens = work.context;
-    format!("{}: {needed} of {} MiB planned for {tokens} tokens", parts.join(", "), limit.div_ceil(1 << 20))
+    let host = match options.experts {
+        ExpertPlacement::Gpu => String::new(),
+        _ => format!(", and {} MiB of host memory", choice.footprint.host.div_ceil(1 << 20)),
+    };
+    let (parts, limit) = (parts.join(", "), limit.div_ceil(1 << 20));
+    format!("{parts}: {needed} of {limit} MiB planned for {tokens} tokens{host}")
 }
 
 /// A line about a split, and one about each GPU.
@@ -214,7 +224,7 @@ fn place(options: &LoadOptions) -> Vec<String> {
     };
     let embedding = options.host_embedding.then(|| "embedding rows from host memory".to_owned());
     let layers = options.gpu_layers.map(|layers| format!("{layers} layers on the GPU"));
-    embedding.into_iter().chain(vision).chain(layers).collect()
+    embedding.into_iter().chain(vision).chain(layers).chain(experts::describe(options)).collect()
 }
 
 /// A card to plan for.
@@ -260,10 +270,21 @@ struct Row {
     /// Of all layers.
     gpu_layers: Option<usize>,
     layers: usize,
+    /// Where the experts are; `None` for a dense model.
+    experts: Option<&'static str>,
+    /// Of all layers, those whose experts are on the GPU.
+    expert_layers: Option<usize>,
     /// Bytes of device memory, the context not counted.
     peak: Option<usize>,
     footprint: Option<Footprint>,
     estimate: Option<Estimate>,
+}
+
+impl Row {
+    /// Whether all layers are on the GPU, with their experts.
+    fn is_whole(&self) -> bool {
+        self.gpu_layers == Some(self.layers) && self.expert_layers.is_none_or(|layers| layers == self.layers)
+    }
 }
 
 #[derive(Serialize)]
@@ -293,7 +314,12 @@ impl Candidate<'_> {
         let layers = self.plan.config.text.num_hidden_layers;
         let (model, matrices) = (self.model.clone(), self.matrices.clone());
         let nothing = Row { model, matrices, layers, ..Row::default() };
-        let choice = match self.plan.fit(usual, &self.asked, work, &target.gpu, limit) {
+        let is_mixture = self.plan.config.text.experts.is_some();
+        let asked = match with_experts(&self.plan, usual, &self.asked, &target.peaks) {
+            Ok(asked) => asked,
+            Err(error) => return Row { reason: Some(error.to_string()), ..nothing },
+        };
+        let choice = match self.plan.fit(usual, &asked, work, &target.gpu, limit) {
             Ok(choice) => choice,
             Err(error) => return Row { reason: Some(error.to_string()), ..nothing },
         };
@@ -304,12 +330,38 @@ impl Candidate<'_> {
             vision: Some(vision_place(&choice.options)),
             embedding: Some(if choice.options.host_embedding { "host" } else { "gpu" }),
             gpu_layers: Some(choice.options.gpu_layers.unwrap_or(layers).min(layers)),
+            experts: is_mixture.then(|| choice.options.experts.name()),
+            expert_layers: is_mixture.then(|| match choice.options.experts {
+                ExpertPlacement::Gpu => layers,
+                _ => choice.options.expert_layers.min(layers),
+            }),
             peak: Some(choice.peak()),
             footprint: Some(choice.footprint),
             estimate: estimate(self.plan.config, &choice, &storage, work, &target.peaks).ok(),
             ..nothing
         }
     }
+}
+
+/// What was asked for, with the tokens up to which the CPU computes experts of a model of this storage, if that is open.
+pub(super) fn with_experts(
+    model: &Model,
+    usual: LoadOptions,
+    asked: &Asked,
+    peaks: &Peaks,
+) -> Result<Asked, Error> {
+    if !matches!(asked.experts, None | Some(ExpertPlacement::Mixed { .. }))
+        || model.config.text.experts.is_none()
+    {
+        return Ok(*asked);
+    }
+    // as `Model::fit` chooses it for experts in host memory
+    let smallest = match asked.matrices {
+        None if !model.is_quantized => Matrices::Quantized(Format::Q4K).apply(usual),
+        _ => asked.apply(usual),
+    };
+    let cpu_rows = expert_rows(model.config, &|name| (model.storage)(&smallest, name), peaks)?;
+    Ok(Asked { experts: Some(Place::Auto.placement(cpu_rows)), ..*asked })
 }
 
 /// The rows of a model's files, in each type that it may be loaded in.
@@ -323,12 +375,14 @@ fn rows_of_files(
     let path = hub::locate_headers(path, scratch.path(), &args.output)?;
     let checkpoint = Checkpoint::open(&path, args.mmproj.as_deref())?;
     let config = checkpoint.config()?;
+    args.experts.check_model(&config)?;
     let tokens = tokens_of(&config, args.image, args.image_tokens, Some(target), limit)?;
     let work = work(&config, args.context, tokens);
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let (is_gguf, is_quantized) = (checkpoint.gguf().is_some(), checkpoint.is_quantized());
     let rows = kinds(is_quantized).into_iter().map(|matrices| {
-        let asked = Asked { matrices, cache: args.cache, ..Asked::default() };
+        let (experts, expert_cache) = (args.experts.asked(), args.experts.expert_cache);
+        let asked = Asked { matrices, cache: args.cache, experts, expert_cache, ..Asked::default() };
         let named = self::matrices(&asked.apply(LoadOptions::for_gpu()), is_gguf);
         let plan = Model { config: &config, is_quantized, storage: &storage, adapter: &|_| 0 };
         Candidate { model: String::new(), matrices: named, plan, asked }.row(&work, target, limit)
@@ -349,7 +403,7 @@ pub(super) fn first_that_fits(
     let config = size.config()?;
     let fits = |mix: &Mix| {
         let row = row_of_family(&config, size, *mix, None, work, target, target.limit);
-        row.gpu_layers == Some(row.layers) && row.vision == Some("gpu")
+        row.is_whole() && row.vision == Some("gpu")
     };
     Ok(mixes.iter().copied().find(fits))
 }
@@ -436,6 +490,7 @@ struct SplitJson<'a> {
 
 /// The plan of a model over several cards.
 fn run_split(args: &Args) -> Result<(), Failure> {
+    args.experts.check(true, true, false)?;
     let report = args.output.report()?;
     let Some(path) = &args.model else {
         return Err(Failure::Usage("a split is planned for a model: name one".to_owned()));
@@ -642,6 +697,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.card.len() > 1 || args.several.are_given() {
         return run_split(args);
     }
+    args.experts.check(true, false, false)?;
     let report = args.output.report()?;
     let target = match args.card.first() {
         Some(card) => Target::of_card(card),
@@ -653,7 +709,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         None => rows_of_family(args.image, args.image_tokens, args.context, args.cache, &target, limit)?,
     };
     // All layers on the GPU come before better types with some of them streamed, as in `Model::fit`.
-    let whole = rows.iter().position(|row| row.gpu_layers == Some(row.layers));
+    let whole = rows.iter().position(Row::is_whole);
     let chosen = whole.or_else(|| rows.iter().rposition(|row| row.fits)).filter(|_| args.model.is_some());
     let mut screen = args.output.screen();
     let Workload { context, prompt, patches } = work;
@@ -663,7 +719,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Style::Heading,
     )?;
     screen.line("")?;
-    let table = screen.table(vec![
+    let mut columns = vec![
         Column::left("", if args.model.is_some() { 1 } else { 5 }),
         Column::left("matrices", 17),
         Column::left("cache", 5),
@@ -673,14 +729,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Column::right("memory", 9),
         Column::right("first token", 11),
         Column::right("tokens/s", 8),
-    ]);
+    ];
+    let is_mixture = rows.iter().any(|row| row.experts.is_some());
+    if is_mixture {
+        columns.extend([Column::left("experts", 12), Column::right("host memory", 11)]);
+    }
+    let table = screen.table(columns);
     screen.line(&table.header(""))?;
     for (index, row) in rows.iter().enumerate() {
         let style = if row.fits { Style::Plain } else { Style::Faint };
         let number = |number: Option<f64>, unit: &str| {
             number.map_or_else(String::new, |number| format!("{number:.1}{unit}"))
         };
-        let cells = [
+        let mut cells = vec![
             if chosen == Some(index) { "*".to_owned() } else { row.model.clone() },
             row.matrices.clone(),
             row.cache.clone().unwrap_or_default(),
@@ -691,7 +752,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             number(row.estimate.map(|estimate| estimate.first_token), " s"),
             number(row.estimate.map(|estimate| estimate.tokens_per_second), ""),
         ];
-        screen.line(&table.row(&cells.map(|cell| (cell, style))))?;
+        if is_mixture {
+            let on_gpu = row.expert_layers.map(|on_gpu| format!("{on_gpu}/{}", row.layers));
+            cells
+                .push(row.experts.map(str::to_owned).into_iter().chain(on_gpu).collect::<Vec<_>>().join(" "));
+            let host = row.footprint.map(|footprint| footprint.host.div_ceil(1 << 20));
+            cells.push(host.map_or_else(String::new, |mib| format!("{mib} MiB")));
+        }
+        let cells: Vec<_> = cells.into_iter().map(|cell| (cell, style)).collect();
+        screen.line(&table.row(&cells))?;
     }
     screen.line("")?;
     screen.faint("Memory is planned, and does not count the driver's context. Times are estimates from data-sheet rates.")?;

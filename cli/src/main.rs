@@ -37,6 +37,7 @@ mod documented;
 mod editor;
 mod embed;
 mod environment;
+mod experts;
 mod failure;
 mod files;
 #[cfg(feature = "train")]
@@ -82,6 +83,7 @@ mod saved;
 mod screen;
 #[cfg(feature = "serve")]
 mod serve;
+mod sizes;
 mod source;
 mod speed;
 mod state;

@@ -2,12 +2,14 @@
 
 use super::device::DeviceArg;
 use super::devices::{DevicesArgs, Replicas};
+use super::experts::ExpertArgs;
 use super::failure::Failure;
 use super::files::note_input;
 use super::fit;
 use super::hub;
 use super::image_tokens::{ImageTokens, image_tokens, shrunk};
 use super::output::Output;
+use super::sizes::bytes;
 use super::speed;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -26,7 +28,8 @@ use qwen3_vl::media::PixelLimits;
 use qwen3_vl::split::{Split, Target};
 use qwen3_vl::weights::{Conversion, Progress};
 use qwen3_vl::{
-    Checkpoint, LanguageModel, LoadOptions, Matrices, Processor, Prompt, SplitMode, VisionPlace, Visual,
+    Checkpoint, ExpertPlacement, LanguageModel, LoadOptions, Matrices, Processor, Prompt, SplitMode,
+    VisionPlace, Visual,
 };
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -79,6 +82,9 @@ pub(super) struct LoadArgs {
     /// same. Each token takes at least the time of that copy, and its kernels are launched one by one.
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     pub gpu_layers: Option<usize>,
+
+    #[command(flatten)]
+    pub experts: ExpertArgs,
 
     /// Where the vision tower is; if not given, on the GPU if it fits.
     #[arg(long, value_name = "PLACE")]
@@ -247,6 +253,8 @@ impl ModelArgs {
 
     /// Refuses options that need a GPU on the CPU.
     pub fn check_device(&self, device: &Device) -> Result<(), Failure> {
+        let (several, gpu_layers) = (self.load.several.are_given(), self.load.gpu_layers.is_some());
+        self.load.experts.check(device.is_cuda(), several, gpu_layers)?;
         match (self.load.gpu_layers, self.load.vision_device) {
             (Some(_), _) if self.load.several.are_given() => Err(Failure::Usage(
                 "--gpu-layers streams layers through one GPU; with --devices they are spread over several"
@@ -306,6 +314,8 @@ impl ModelArgs {
             matrices: self.load.dtype,
             cache: self.load.cache,
             gpu_layers: self.load.gpu_layers.map(|layers| layers.min(config.text.num_hidden_layers)),
+            experts: self.load.experts.asked(),
+            expert_cache: self.load.experts.expert_cache,
             vision: self.load.vision_device.map(VisionDevice::place),
             vision_matrices: self.load.vision_dtype,
         }
@@ -322,6 +332,7 @@ impl ModelArgs {
             None => checkpoint,
         };
         let config = checkpoint.config()?;
+        self.load.experts.check_model(&config)?;
         let image_tokens = match (self.load.image_tokens, device) {
             (Some(given), _) => given,
             (None, Device::Cuda(cuda)) => {
@@ -360,6 +371,8 @@ impl ModelArgs {
         if self.load.memory_limit.is_some() {
             memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
         }
+        let peaks = fit::peaks(cuda.properties());
+        let asked = &opened.planned(|model| fit::with_experts(&model, usual, asked, &peaks))?;
         let fit = |work: &Workload| opened.planned(|model| model.fit(usual, asked, work, &gpu, limit));
         let say = |choice: &Choice, work: &Workload| {
             let is_gguf = opened.checkpoint.gguf().is_some();
@@ -401,6 +414,7 @@ impl ModelArgs {
             (self.load.cache.is_some(), "--cache"),
             (self.load.vision_device.is_some(), "--vision-device"),
             (self.load.gpu_layers.is_some(), "--gpu-layers"),
+            (self.load.experts.is_given(), "--experts and --expert-cache"),
         ];
         let asked: Vec<_> =
             asked.into_iter().filter(|(is_asked, _)| *is_asked).map(|(_, name)| name).collect();
@@ -493,7 +507,12 @@ impl ModelArgs {
         let mut refusal = None;
         for device in devices {
             let decision = self.options(opened, &device, work, &asked, output).and_then(|decision| {
+                let is_asked = asked.experts.is_some() || asked.expert_cache.is_some();
                 match (decision.options.gpu_layers, asked.gpu_layers, where_it_fits) {
+                    _ if where_it_fits && !is_asked && decision.options.experts != ExpertPlacement::Gpu => {
+                        let reason = "the model's experts do not all fit";
+                        Err(Failure::Failed(format!("{reason}; --replicas N takes such a GPU too")))
+                    }
                     (Some(layers), None, true) => {
                         let reason = format!("only {layers} of the model's layers fit");
                         Err(Failure::Failed(format!("{reason}; --replicas N takes such a GPU too")))
@@ -854,31 +873,6 @@ pub(super) fn at_most(
     let merged = config.vision.as_ref().map_or(0, |vision| vision.sizes().merge_len());
     let patches = images.iter().max().map_or(0, |tokens| tokens * merged);
     Some(Workload { context: prompt.saturating_add(to_come), prompt, patches })
-}
-
-/// Bytes, with K, M or G, or KB or KiB and so on, for powers of 1024.
-pub(super) fn bytes(text: &str) -> Result<usize, String> {
-    let unit_less = match text.strip_suffix(['b', 'B']) {
-        Some(rest) => rest.strip_suffix(['i', 'I']).unwrap_or(rest),
-        None => text,
-    };
-    let (number, unit) = match unit_less.char_indices().next_back() {
-        Some((at, unit @ ('k' | 'K' | 'm' | 'M' | 'g' | 'G'))) => (&unit_less[..at], unit),
-        _ if unit_less.len() + 1 < text.len() => (text, ' '), // iB alone is no unit
-        _ => (unit_less, ' '),
-    };
-    let shift = match unit.to_ascii_uppercase() {
-        'K' => 10,
-        'M' => 20,
-        'G' => 30,
-        _ => 0,
-    };
-    let number: Option<f64> = number.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    let bytes = number.map(|number| number * (1u64 << shift) as f64);
-    let bytes = bytes.filter(|bytes| (1.0..1e18).contains(bytes));
-    bytes
-        .map(|bytes| bytes as usize)
-        .ok_or_else(|| "it must be a number of bytes, such as 1900M or 1.8G".to_owned())
 }
 
 /// Lists the types of the file that have no kernels, and what they were converted to.

@@ -138,6 +138,11 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let work = Work { most: Some(most), exactly: &|_| Ok(vec![most]) };
     let loaded = model_args.load(&opened, &device, &work, output)?;
     let streamed = loaded.model.streamed_layers();
+    if loaded.model.host_expert_layers() > 0 {
+        let reason =
+            format!("not all experts fit a {}; the time of those in host memory is not estimated", card.name);
+        return Err(Failure::Failed(reason));
+    }
     if streamed > 0 {
         let reason =
             format!("{streamed} layers would be streamed on a {}, which is not estimated", card.name);

@@ -3,9 +3,10 @@
 use super::devices::{Replicas, replicas};
 use super::failure::Failure;
 use super::fit;
-use super::model::{ModelArgs, Work, bytes};
+use super::model::{ModelArgs, Work};
 use super::output::{Output, complain};
 use super::sampling::SamplingArgs;
+use super::sizes::bytes;
 use pascaline_server::worker::Worker;
 use pascaline_server::{Config, End, Limits, Stop};
 use qwen3_vl::batch::PAGE;

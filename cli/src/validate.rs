@@ -3,6 +3,7 @@
 use super::case_args::CaseArgs;
 use super::devices::DevicesArgs;
 use super::environment::Environment;
+use super::experts::Place;
 use super::failure::Failure;
 use super::model::{StorageType, cache_formats, weight_types};
 use super::screen::Style;
@@ -32,7 +33,7 @@ pub(super) struct Args {
 
     /// With --model, check training instead: the gradients, and the losses of AdamW steps and of adapters, against the
     /// cases_train.json in this folder.
-    #[arg(long, value_name = "DIR", requires = "model", conflicts_with_all = ["mmproj", "dtype", "vision_dtype", "cache"])]
+    #[arg(long, value_name = "DIR", requires = "model", conflicts_with_all = ["mmproj", "dtype", "vision_dtype", "cache", "experts"])]
     train: Option<PathBuf>,
 
     /// With --model, the vision file of a GGUF model; if not given, the one in the same folder that fits.
@@ -50,6 +51,11 @@ pub(super) struct Args {
     /// With --model, the type of keys and values in the cache; f32 if not given.
     #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats(), ignore_case = true)]
     cache: Option<KvFormat>,
+
+    /// With --model, where the experts of a mixture are; on the GPU if not given. With auto the CPU computes passes of up to 8 tokens, and
+    /// the others are streamed.
+    #[arg(long, value_name = "PLACE", requires = "model")]
+    experts: Option<Place>,
 
     /// With --model, only the runs with these names; if not given, all.
     #[arg(long, value_name = "NAME,…", requires = "model", value_delimiter = ',')]
@@ -97,6 +103,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             matrices: args.dtype.map_or(DType::F32, StorageType::dtype),
             vision: args.vision_dtype,
             cache: args.cache,
+            experts: args.experts,
         };
         let devices = (&args.select.device, &args.several);
         return validate_model::run((model, args.mmproj.as_deref()), &args.runs, devices, types, output);

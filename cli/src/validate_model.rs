@@ -3,6 +3,7 @@
 use super::device::DeviceArg;
 use super::devices::DevicesArgs;
 use super::environment::Environment;
+use super::experts::Place;
 use super::failure::Failure;
 use super::hub;
 use super::model::check_model;
@@ -44,6 +45,8 @@ pub(super) struct Types {
     pub vision: Option<Matrices>,
     /// The type of keys and values; `None`: the default.
     pub cache: Option<KvFormat>,
+    /// Where experts are; `None`: on the GPU.
+    pub experts: Option<Place>,
 }
 
 /// Runs every case of `cases.json` and `cases_video.json`, or of `cases_gguf.json`, and prints the worst error of each
@@ -80,9 +83,10 @@ pub(super) fn run(
     let environment = Environment::new(device);
     screen.text(&environment.line(), Style::Heading)?;
     let usual = LoadOptions::for_device(device);
-    let Types { matrices: dtype, vision: vision_matrices, cache } = types;
+    let Types { matrices: dtype, vision: vision_matrices, cache, experts } = types;
+    let experts = experts.map_or(usual.experts, |place| place.placement(8));
     let cache = cache.unwrap_or(usual.cache);
-    let options = LoadOptions { dtype, keep_quantized: false, cache, vision_matrices, ..usual };
+    let options = LoadOptions { dtype, keep_quantized: false, cache, vision_matrices, experts, ..usual };
     let checkpoint = Checkpoint::open(path, mmproj)?;
     let model = match &devices {
         None => LanguageModel::load_checkpoint(&checkpoint, device, options, |_| {})?,

@@ -122,13 +122,13 @@ pub(super) struct Decoder<'a> {
 
 impl<'a> Decoder<'a> {
     /// For tokens from position `next` on; all positions and [`ANGLES_AHEAD`] more must fit 32 bits. With `capture`, passes
-    /// are graphs, unless layers' weights are streamed.
+    /// are graphs, unless weights are in host memory.
     pub fn new(model: &'a Network, next: u32, capture: bool, lookup: Option<Lookup>) -> Result<Self> {
         let text = &model.text;
         let angles = text.angles(&positions(next))?;
         let one = RowPasses::new(1, text)?;
         let several = lookup.map(|lookup| Ok((RowPasses::new(CHECKED, text)?, lookup))).transpose()?;
-        let capture = capture && text.device().is_cuda() && text.streamed_layers() == 0;
+        let capture = capture && text.is_capturable();
         let (checked, guesses) = (None, Guesses::default());
         Ok(Self { text, next, first: next, angles, one, several, checked, guesses, capture })
     }

@@ -7,11 +7,10 @@
 
 use super::fit::Choice;
 use super::footprint::Footprint;
-use super::options::Storage;
+use super::options::{ExpertPlacement, Storage};
 use super::published::matrix;
 use super::seam::{Config, ExpertPart, VISION, VisionPlace};
 use super::workload::Workload;
-use pascaline::quant::QuantTensor;
 use pascaline::{DType, Result};
 
 /// The peak rates of a card.
@@ -42,6 +41,10 @@ const FLOAT_SHARE: f64 = 0.7;
 const QUANT_SHARE: f64 = 0.5;
 /// Reached share of peak multiply-adds in attention.
 const ATTENTION_SHARE: f64 = 0.6;
+/// Bytes per second that the CPU reads weights at: two channels of DDR4, of which products reach about half. Not measured on such a machine.
+const CPU_MEMORY: f64 = 20e9;
+/// Floating-point operations per second of the CPU's products with few rows: four cores. Not measured on such a machine.
+const CPU_FLOPS: f64 = 50e9;
 /// Seconds per kernel in a replayed graph.
 const SECONDS_PER_KERNEL: f64 = 2.5e-6;
 
@@ -61,6 +64,7 @@ pub fn estimate(
     let (mut per_token, mut prompt, mut picture, mut tower) = (0.0, 0.0, 0.0, 0.0);
     // of experts that a token does not pass; streamed layers are copied with them
     let mut others = 0.0;
+    let mut experts = Experts::default();
     let seconds = |storage: Storage, elements: f64, rows: usize| {
         let share = match storage {
             Storage::Float(_) => FLOAT_SHARE,
@@ -78,12 +82,7 @@ pub fn estimate(
             _ => 1.0,
         };
         let (of, elements) = (storage(&name), (rows * width) as f64 * used);
-        let bytes = match of {
-            Storage::Float(dtype) => elements * dtype.size() as f64,
-            Storage::Stored(format) | Storage::Quantized(format) => {
-                QuantTensor::part_bytes(format, [rows, width])?.iter().sum::<usize>() as f64 * used
-            }
-        };
+        let bytes = of.bytes([rows, width])? as f64 * used;
         if let Some(vision) = vision.filter(|_| name.starts_with(VISION)) {
             // mergers read four patches per row
             let rows =
@@ -95,6 +94,12 @@ pub fn estimate(
         let is_table = name == config.embedding() && !config.tie_word_embeddings;
         per_token += if is_table { 0.0 } else { bytes };
         others += bytes / used - bytes;
+        if used < 1.0 {
+            experts.used += bytes;
+            experts.all += bytes / used;
+            experts.flops += 2.0 * elements;
+            experts.seconds += seconds(of, elements, work.prompt);
+        }
         let is_vocabulary = rows == text.vocab_size;
         prompt += if is_vocabulary { 0.0 } else { seconds(of, elements, work.prompt) };
     }
@@ -117,12 +122,69 @@ pub fn estimate(
     let streamed = in_layers * (layers - resident) as f64 / layers.max(1) as f64;
     let passes = work.prompt.div_ceil(choice.options.tokens_per_pass.max(1)) as f64;
     let from_memory = (per_token + cache as f64) / (MEMORY_SHARE * peaks.memory);
-    let token = from_memory.max(streamed / peaks.host) + SECONDS_PER_KERNEL * launches as f64;
+    let mut token = from_memory.max(streamed / peaks.host) + SECONDS_PER_KERNEL * launches as f64;
+    let placement = choice.options.experts;
+    if placement != ExpertPlacement::Gpu && experts.used > 0.0 {
+        let away = layers.saturating_sub(choice.options.expert_layers) as f64 / layers.max(1) as f64;
+        let Experts { used, all, flops, seconds } = experts;
+        token -= away * used / (MEMORY_SHARE * peaks.memory);
+        token += away * if placement.cpu_rows() > 0 { cpu_seconds(used, flops) } else { used / peaks.host };
+        let rows = work.prompt.min(choice.options.tokens_per_pass);
+        prompt = match rows <= placement.cpu_rows() {
+            true => prompt - away * seconds + away * cpu_seconds(all, flops * work.prompt as f64),
+            false => prompt.max(passes * away * all / peaks.host),
+        };
+    }
     Ok(Estimate {
         first_token: picture + prompt.max(passes * streamed / peaks.host) + token,
         tokens_per_second: 1.0 / token,
     })
 }
+
+/// Sums over the experts of all layers.
+#[derive(Default)]
+struct Experts {
+    /// Bytes that a token reads.
+    used: f64,
+    /// Bytes.
+    all: f64,
+    /// Operations of a token.
+    flops: f64,
+    /// Of the prompt, on the GPU.
+    seconds: f64,
+}
+
+/// The CPU's time for products that read so many bytes.
+fn cpu_seconds(bytes: f64, flops: f64) -> f64 {
+    (bytes / CPU_MEMORY).max(flops / CPU_FLOPS)
+}
+
+/// The most tokens of a pass that the CPU passes through a layer's experts sooner than they are copied to a GPU of these rates. With few
+/// tokens it reads few experts; all of them are copied for any.
+///
+/// # Errors
+/// As [`Planned`](super::footprint::Planned).
+pub fn expert_rows(config: &Config, storage: &dyn Fn(&str) -> Storage, peaks: &Peaks) -> Result<usize> {
+    let Some(experts) = &config.text.experts else { return Ok(0) };
+    let (mut all, mut flops, mut matrices) = (0.0, 0.0, 0);
+    for (name, shape) in config.tensors().into_iter().filter(|(name, _)| ExpertPart::of(name).is_some()) {
+        let [rows, width] = matrix(&shape);
+        all += storage(&name).bytes([rows, width])? as f64;
+        flops += 2.0 * (rows * width * experts.per_token) as f64 / experts.count as f64;
+        matrices += 1;
+    }
+    let layers = f64::from(matrices.max(1)) / ExpertPart::ALL.len() as f64;
+    let (all, flops) = (all / layers, flops / layers);
+    let others = 1.0 - experts.per_token as f64 / experts.count as f64;
+    let is_sooner = |rows: usize| {
+        let read = all * (1.0 - others.powf(rows as f64));
+        cpu_seconds(read, flops * rows as f64) < all / peaks.host
+    };
+    Ok((1..=MOST_CPU_ROWS).take_while(|&rows| is_sooner(rows)).last().unwrap_or(0))
+}
+
+/// No pass of more tokens is the CPU's by [`expert_rows`].
+const MOST_CPU_ROWS: usize = 256;
 
 /// The most tokens of a picture, unless a device has room and speed for more.
 pub const IMAGE_TOKENS: usize = 1280;

@@ -5,9 +5,10 @@
 //! round more, and fast ones before slow ones.
 
 use super::footprint::{Footprint, Gpu, Planned, Workload};
-use super::options::{BatchOptions, LoadOptions, Matrices, Storage};
+use super::options::{BatchOptions, ExpertPlacement, LoadOptions, Matrices, Storage};
 use super::seam::Config;
 use super::seam::VisionPlace;
+use super::spec::FeedForwardSpec;
 use pascaline::kv::KvFormat;
 use pascaline::ops::PAGE;
 use pascaline::quant::Format;
@@ -22,6 +23,12 @@ pub struct Asked {
     pub cache: Option<KvFormat>,
     /// Layers that stay on the GPU.
     pub gpu_layers: Option<usize>,
+    /// Where the experts of a mixture are. [`Mixed`](ExpertPlacement::Mixed), or `None`, is on the GPU if they fit, and otherwise as many
+    /// layers' experts as fit; the others are as it says.
+    pub experts: Option<ExpertPlacement>,
+    /// The most bytes of the GPU's memory for experts, if the others are in host memory. `None`: with a given place none, otherwise all that
+    /// is left.
+    pub expert_cache: Option<usize>,
     /// Where the vision tower is.
     pub vision: Option<VisionPlace>,
     /// The type of its matrices.
@@ -35,9 +42,18 @@ impl Asked {
         LoadOptions {
             cache: self.cache.unwrap_or(usual.cache),
             gpu_layers: self.gpu_layers,
+            experts: self.experts_first(),
             vision: self.vision.unwrap_or(usual.vision),
             vision_matrices: self.vision_matrices,
             ..options
+        }
+    }
+
+    /// The place that is tried first.
+    fn experts_first(&self) -> ExpertPlacement {
+        match self.experts {
+            None | Some(ExpertPlacement::Mixed { .. }) => ExpertPlacement::Gpu,
+            Some(given) => given,
         }
     }
 }
@@ -153,14 +169,21 @@ impl Model<'_> {
         };
         let ways = self.ways(usual, asked);
         for &options in &ways {
+            if self.exceeds_cache(&options, asked)? {
+                continue;
+            }
             if let Some(choice) = plan(options)? {
                 return Ok(choice);
             }
         }
+        if let Some(choice) = self.fit_experts(&ways, asked, &plan)? {
+            return Ok(choice);
+        }
         // For the candidate that takes least: as many resident layers as there is room for.
         let smallest = ways.last().copied().unwrap_or(usual);
         let (mut fits, mut from) = (None, 0);
-        let mut to = if asked.gpu_layers.is_some() { 0 } else { self.config.text.num_hidden_layers };
+        let is_given = asked.gpu_layers.is_some() || self.experts_are_given(asked);
+        let mut to = if is_given { 0 } else { self.config.text.num_hidden_layers };
         while from < to {
             let layers = from + (to - from) / 2;
             match plan(LoadOptions { gpu_layers: Some(layers), ..smallest })? {
@@ -171,7 +194,10 @@ impl Model<'_> {
         if let Some(choice) = fits {
             return Ok(choice);
         }
-        let least = LoadOptions { gpu_layers: asked.gpu_layers.or(Some(0)), ..smallest };
+        let least = match is_given {
+            true => smallest,
+            false => LoadOptions { gpu_layers: Some(0), ..smallest },
+        };
         let needed = self.plan(least, work, gpu)?.peak().div_ceil(1 << 20);
         let Workload { context, patches, .. } = work;
         Err(Error::Unsupported {
@@ -184,10 +210,75 @@ impl Model<'_> {
         })
     }
 
+    /// Whether the place of experts is given, and there are any.
+    fn experts_are_given(&self, asked: &Asked) -> bool {
+        let given = asked.experts.filter(|given| !matches!(given, ExpertPlacement::Mixed { .. }));
+        given.is_some() && self.config.text.experts.is_some()
+    }
+
+    /// The first candidate whose experts are in host memory, with those of as many layers as fit on the GPU. Of matrices whose type is
+    /// open the smallest: the others' experts would take much host memory.
+    fn fit_experts(
+        &self,
+        ways: &[LoadOptions],
+        asked: &Asked,
+        plan: &dyn Fn(LoadOptions) -> Result<Option<Choice>>,
+    ) -> Result<Option<Choice>> {
+        let mixed = asked.experts.unwrap_or(ExpertPlacement::AUTO);
+        let is_open = matches!(mixed, ExpertPlacement::Mixed { .. }) && asked.gpu_layers.is_none();
+        if self.config.text.experts.is_none() || !is_open {
+            return Ok(None);
+        }
+        let matrices = ways.last().map(|way| (way.quantize, way.dtype));
+        for way in ways.iter().filter(|way| Some((way.quantize, way.dtype)) == matrices) {
+            let way = way.experts(mixed);
+            let Some(mut fits) = plan(way)? else { continue };
+            let most = match asked.expert_cache {
+                Some(bytes) => self.expert_layers_in(&way, bytes)?,
+                None => self.config.text.num_hidden_layers,
+            };
+            let (mut from, mut to) = (1, most + 1);
+            while from < to {
+                let expert_layers = from + (to - from) / 2;
+                match plan(LoadOptions { expert_layers, ..way })? {
+                    Some(choice) => (fits, from) = (choice, expert_layers + 1),
+                    None => to = expert_layers,
+                }
+            }
+            return Ok(Some(fits));
+        }
+        Ok(None)
+    }
+
+    /// Whether all experts would be on the GPU, and are more than may be there.
+    fn exceeds_cache(&self, options: &LoadOptions, asked: &Asked) -> Result<bool> {
+        let (Some(bytes), ExpertPlacement::Gpu) = (asked.expert_cache, options.experts) else {
+            return Ok(false);
+        };
+        Ok(self.expert_layers_in(options, bytes)? < self.config.text.num_hidden_layers)
+    }
+
+    /// The number of layers, from the first on, whose experts take at most so many bytes together.
+    fn expert_layers_in(&self, options: &LoadOptions, bytes: usize) -> Result<usize> {
+        let mut left = bytes;
+        for layer in 0..self.config.text.num_hidden_layers {
+            let FeedForwardSpec::Experts(spec) = self.config.block(layer).mlp else { continue };
+            let (count, width, hidden) = (spec.experts.count, spec.experts.width, spec.hidden);
+            let shapes = [[count * width, hidden], [count * width, hidden], [count * hidden, width]];
+            for (name, shape) in spec.matrices.iter().zip(shapes) {
+                match left.checked_sub((self.storage)(options, name).bytes(shape)?) {
+                    Some(rest) => left = rest,
+                    None => return Ok(layer),
+                }
+            }
+        }
+        Ok(self.config.text.num_hidden_layers)
+    }
+
     /// All candidates with every layer resident on the GPU, the best first.
     pub(super) fn ways(&self, usual: LoadOptions, asked: &Asked) -> Vec<LoadOptions> {
         let Asked { gpu_layers, vision_matrices, .. } = *asked;
-        let usual = LoadOptions { gpu_layers, vision_matrices, ..usual };
+        let usual = LoadOptions { gpu_layers, vision_matrices, experts: asked.experts_first(), ..usual };
         let matrices: Vec<LoadOptions> = match asked.matrices {
             Some(matrices) => vec![matrices.apply(usual)],
             None if self.is_quantized => vec![usual],
@@ -215,6 +306,9 @@ impl Model<'_> {
                     cache: asked.cache.unwrap_or(cache),
                     ..matrices
                 };
+                let cached = asked.expert_cache.filter(|_| way.experts != ExpertPlacement::Gpu);
+                let cached = cached.map_or(Ok(0), |bytes| self.expert_layers_in(&way, bytes));
+                let way = LoadOptions { expert_layers: cached.unwrap_or(0), ..way }; // an error is the plan's too
                 if !ways.contains(&way) {
                     ways.push(way);
                 }

@@ -128,8 +128,7 @@ impl Planned<'_> {
         gpus: &[Gpu],
     ) -> Result<Vec<Footprint>> {
         let (mut all, books) = self.run(&[*work], batch, places, gpus)?;
-        let streaming =
-            self.options.gpu_layers.is_some_and(|on_gpu| on_gpu < self.config.text.num_hidden_layers);
+        let streaming = self.options.is_streaming(self.config.text.num_hidden_layers);
         for ((footprint, books), gpu) in all.iter_mut().zip(&books).zip(gpus) {
             if books.trimmed > 0 {
                 // It fits only if the driver takes back every segment that the pool returns meanwhile. A driver's pool keeps parts.
@@ -166,8 +165,7 @@ impl Planned<'_> {
         (mode, layers, vision): Places,
         gpus: &[Gpu],
     ) -> Result<(Vec<Footprint>, Vec<Books>)> {
-        let streaming =
-            self.options.gpu_layers.is_some_and(|on_gpu| on_gpu < self.config.text.num_hidden_layers);
+        let streaming = self.options.is_streaming(self.config.text.num_hidden_layers);
         let planned = |gpu: &Gpu| PlannedGpu {
             capability: gpu.capability,
             multiprocessors: gpu.multiprocessors,

@@ -43,6 +43,11 @@ impl Layers {
         self.streamed.as_ref().map_or(0, StreamedBlocks::len)
     }
 
+    /// The number of resident blocks whose experts are in host memory.
+    pub fn host_experts(&self) -> usize {
+        self.resident.iter().filter(|block| block.mlp.has_experts_in_host_memory()).count()
+    }
+
     /// Block `index`, if it is resident.
     pub fn resident(&self, index: usize) -> Option<&TransformerBlock> {
         self.resident.get(index)

@@ -70,7 +70,7 @@ pub use generate::{Options, Output, Statistics, StopReason};
 pub use media::Visual;
 pub use model::{LanguageModel, Session};
 pub use network::{Phase, Progress};
-pub use options::{LoadOptions, Matrices};
+pub use options::{ExpertPlacement, LoadOptions, Matrices};
 pub use placement::{Placement, SplitMode};
 pub use processor::{Processor, Prompt};
 pub use sampling::Sampling;

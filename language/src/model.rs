@@ -6,7 +6,7 @@ use super::footprint::{Gpu, Planned};
 use super::media::Patches;
 use super::media::{VisionOutput, VisionProgress};
 use super::network::{Network, Phase, Prefill, Progress};
-use super::options::{BatchOptions, LoadOptions, Storage};
+use super::options::{BatchOptions, ExpertPlacement, LoadOptions, Storage};
 use super::placement::{Placement, SplitMode};
 use super::processor::{Processor, Prompt};
 use super::rows;
@@ -135,6 +135,7 @@ impl LanguageModel {
             let reason = "on the CPU all weights are in host memory already".into();
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
+        check_experts(config, placement, &options)?;
         if options.host_embedding && (config.tie_word_embeddings || !device.is_cuda()) {
             let reason = match config.tie_word_embeddings {
                 true => "the output projection reads the same weights whole for each token",
@@ -238,6 +239,11 @@ impl LanguageModel {
     /// Streamed layers: decoder layers whose weights are in host memory and are copied for each pass.
     pub fn streamed_layers(&self) -> usize {
         self.network.text.streamed_layers()
+    }
+
+    /// Decoder layers whose experts are in host memory.
+    pub fn host_expert_layers(&self) -> usize {
+        self.network.text.host_expert_layers()
     }
 
     /// An empty conversation with this model.
@@ -446,6 +452,26 @@ impl LanguageModel {
         }
         Ok(runs)
     }
+}
+
+/// Refuses experts in host memory where that means nothing, or is not there.
+fn check_experts(config: &Config, placement: &Placement, options: &LoadOptions) -> Result<()> {
+    let layers = config.text.num_hidden_layers;
+    let reason = if options.experts == ExpertPlacement::Gpu {
+        return Ok(());
+    } else if config.text.experts.is_none() {
+        "the model is dense, it has no experts; `gpu_layers` keeps whole layers in host memory"
+    } else if !placement.first().is_cuda() {
+        "on the CPU all weights are in host memory already"
+    } else if placement.devices().len() > 1 {
+        "experts are in host memory beside one device, or a model is spread over several"
+    } else if options.gpu_layers.is_some_and(|on_gpu| on_gpu < layers) {
+        "experts or whole layers are in host memory; leave out `gpu_layers`"
+    } else {
+        return Ok(());
+    };
+    let (argument, value) = ("experts", options.experts.name().to_owned());
+    Err(Error::Unsupported { op: "load", argument, value, reason: reason.into() })
 }
 
 /// All layers of a checkpoint on one device.

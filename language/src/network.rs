@@ -36,9 +36,7 @@ impl Network {
         host: &Device,
         done: &mut dyn FnMut(seam::Progress),
     ) -> Result<Self> {
-        let resident = options.gpu_layers.unwrap_or(config.text.num_hidden_layers);
-        let (cache, in_host) = (options.cache, options.host_embedding);
-        let text = TextModel::load(weights, config, placement, cache, resident, in_host, done)?;
+        let text = TextModel::load(weights, config, placement, options, done)?;
         let with_tower = placement.devices().nth(placement.vision()).unwrap_or(placement.first());
         let place = if options.vision == VisionPlace::Cpu { host } else { with_tower };
         let passing = (options.vision == VisionPlace::Streamed).then_some(host);
@@ -48,7 +46,8 @@ impl Network {
         }
         let load = |vision: &dyn Vision| vision.tower(weights, place, passing, done);
         let tower = config.vision.as_deref().map(load).transpose()?;
-        if text.streamed_layers() > 0 || passing.is_some() || in_host {
+        if options.is_streaming(config.text.num_hidden_layers) || passing.is_some() || options.host_embedding
+        {
             for device in placement.devices().filter_map(Device::as_cuda) {
                 memory::pool(device)?.trim()?; // memory that the layers took while they were copied to host memory
             }

@@ -3,8 +3,8 @@
 use super::seam::VisionPlace;
 use pascaline::kv::KvFormat;
 use pascaline::ops::PAGE;
-use pascaline::quant::Format;
-use pascaline::{DType, Device};
+use pascaline::quant::{Format, QuantTensor};
+use pascaline::{DType, Device, Result};
 
 /// How [`LanguageModel::load_checkpoint`](super::model::LanguageModel::load_checkpoint) loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,10 @@ pub struct LoadOptions {
     /// Whether the embedding stays in pinned host memory, where the kernel that looks up rows reads them. For models whose output
     /// projection has weights of its own: the others' embedding is read whole for each token.
     pub host_embedding: bool,
+    /// Where the experts of a mixture are, for cards that can't hold them.
+    pub experts: ExpertPlacement,
+    /// The decoder layers, from the first on, whose experts are on the GPU although `experts` says otherwise: as many as there is room for.
+    pub expert_layers: usize,
     /// Where the vision tower is, for cards that can't hold both it and the text model.
     pub vision: VisionPlace,
     /// The type of the vision tower's matrices, if not that of the others.
@@ -46,6 +50,23 @@ impl LoadOptions {
         }
     }
 
+    /// With the experts of a mixture in this place.
+    ///
+    /// ```
+    /// use language::options::{ExpertPlacement, LoadOptions};
+    /// let options = LoadOptions::for_gpu().experts(ExpertPlacement::Stream);
+    /// assert_eq!(options.experts, ExpertPlacement::Stream);
+    /// ```
+    pub fn experts(self, experts: ExpertPlacement) -> Self {
+        Self { experts, ..self }
+    }
+
+    /// Whether weights of a model of `layers` layers are in host memory and pass through the GPU.
+    pub(crate) fn is_streaming(&self, layers: usize) -> bool {
+        let is_hosting = self.experts != ExpertPlacement::Gpu && self.expert_layers < layers;
+        is_hosting || self.gpu_layers.is_some_and(|on_gpu| on_gpu < layers)
+    }
+
     /// Those of [`for_device`](Self::for_device) for a GPU, which need not be there.
     pub fn for_gpu() -> Self {
         Self {
@@ -55,9 +76,57 @@ impl LoadOptions {
             cache: KvFormat::F32,
             gpu_layers: None,
             host_embedding: false,
+            experts: ExpertPlacement::Gpu,
+            expert_layers: 0,
             vision: VisionPlace::Resident,
             vision_matrices: None,
             tokens_per_pass: 1024,
+        }
+    }
+}
+
+/// Where the experts of a mixture are, and what computes with them. The other parts of the decoder and the router are on the GPU in any
+/// case. A dense model has none, and only [`Gpu`](Self::Gpu) fits it.
+///
+/// Experts that the GPU computes give the same bits, wherever they are. Those that the CPU computes differ by the order of f32 sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertPlacement {
+    /// In device memory.
+    #[default]
+    Gpu,
+    /// In pinned host memory. For prompts a layer's experts are copied to the GPU while the layer before computes; for a pass of few
+    /// tokens kernels read the chosen experts over the bus.
+    Stream,
+    /// In host memory, and the CPU computes: rows alone go over the bus.
+    Cpu,
+    /// In pinned host memory: the CPU computes passes of up to `cpu_rows` tokens, and longer ones are streamed.
+    Mixed {
+        /// Tokens of a pass.
+        cpu_rows: usize,
+    },
+}
+
+impl ExpertPlacement {
+    /// In host memory, where nothing is known of the card: the CPU computes passes up to the length at which copying all of a layer's experts
+    /// over sixteen lanes takes about as long ([`expert_rows`](super::estimate::expert_rows)).
+    pub const AUTO: Self = Self::Mixed { cpu_rows: 16 };
+
+    /// The most tokens of a pass that the CPU computes.
+    pub fn cpu_rows(self) -> usize {
+        match self {
+            Self::Gpu | Self::Stream => 0,
+            Self::Cpu => usize::MAX,
+            Self::Mixed { cpu_rows } => cpu_rows,
+        }
+    }
+
+    /// The word of `--experts`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "gpu",
+            Self::Stream => "stream",
+            Self::Cpu => "cpu",
+            Self::Mixed { .. } => "auto",
         }
     }
 }
@@ -90,6 +159,21 @@ pub enum Storage {
     Stored(Format),
     /// Quantised on the device while it is loaded.
     Quantized(Format),
+}
+
+impl Storage {
+    /// Bytes of a matrix of these rows and columns.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`](pascaline::Error::TooLarge) for sizes that overflow.
+    pub fn bytes(self, [rows, columns]: [usize; 2]) -> Result<usize> {
+        match self {
+            Self::Float(dtype) => Ok(rows.saturating_mul(columns).saturating_mul(dtype.size())),
+            Self::Stored(format) | Self::Quantized(format) => {
+                Ok(QuantTensor::part_bytes(format, [rows, columns])?.iter().sum())
+            }
+        }
+    }
 }
 
 /// How a [`Batch`](super::batch::Batch) uses memory and time.

@@ -89,6 +89,8 @@ pub struct Statistics {
     pub graph_launches: Option<usize>,
     /// Streamed layers: decoder layers whose weights are copied from host memory for every token.
     pub streamed_layers: usize,
+    /// Decoder layers whose experts are in host memory.
+    pub host_expert_layers: usize,
     /// Bytes of weights that a decoded token reads.
     pub weight_bytes_per_token: usize,
     /// Bytes of the KV cache's capacity.
@@ -254,6 +256,7 @@ impl<'m> Request<'m> {
             decode_tokens,
             decode_tokens_per_second: rate(decode_tokens, elapsed.saturating_sub(first)),
             streamed_layers: model.streamed_layers(),
+            host_expert_layers: model.host_expert_layers(),
             weight_bytes_per_token: model.weight_bytes(),
             cache_bytes,
             ..Statistics::default()

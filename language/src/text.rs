@@ -7,6 +7,7 @@ use super::forward;
 pub(super) use super::forward::{ImageRun, Images};
 use super::inference::{Pass, block, rms_norm, sparse};
 use super::layers::Layers;
+use super::options::{ExpertPlacement, LoadOptions};
 use super::placement::{Placement, SplitMode};
 use super::rope::{RopeTables, text_rope};
 use super::seam::Config;
@@ -14,7 +15,9 @@ use super::seam::Progress;
 use super::weights::Weights;
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::memory::{self, Link, Way};
-use pascaline::nn::{AllReduce, Cache, Embedding, KvCache, KvPages, Linear, RmsNorm, Rope, TransformerBlock};
+use pascaline::nn::{
+    AllReduce, Cache, Embedding, ExpertStream, KvCache, KvPages, Linear, RmsNorm, Rope, TransformerBlock,
+};
 use pascaline::ops;
 use pascaline::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
@@ -53,16 +56,13 @@ pub(super) struct Stage {
 }
 
 impl TextModel {
-    /// Loads the language model's tensors onto the devices of `placement`. Keys and values will be stored as `cache`; the
-    /// weights of layers from number `gpu_layers` on stay in host memory, with `host_embedding` the embedding's too; `done` is
-    /// called after each layer.
+    /// Loads the language model's tensors onto the devices of `placement`, or to host memory where the options say so. `done` is called
+    /// after each layer.
     pub(super) fn load(
         weights: &mut Weights,
         config: &Config,
         placement: &Placement,
-        cache: KvFormat,
-        gpu_layers: usize,
-        host_embedding: bool,
+        options: &LoadOptions,
         done: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         let text = &config.text;
@@ -78,7 +78,7 @@ impl TextModel {
             true => weights.cut(&[config.embedding()], Cut::Rows { index: 0, of: 1 })?, // the others take rows of it
             false => weights.weight(&[config.embedding()])?,
         };
-        if host_embedding {
+        if options.host_embedding {
             table = table.in_host_memory()?;
         }
         let mut lm_heads = vec![match config.tie_word_embeddings {
@@ -113,10 +113,21 @@ impl TextModel {
         let stages_of_norms = if of > 1 { 0..of } else { stages.len() - 1..stages.len() };
         for (stage, Stage { device, range, layers }) in stages.iter_mut().enumerate() {
             weights.load_onto(device);
+            let experts = match device {
+                Device::Cuda(device) if options.experts != ExpertPlacement::Gpu => {
+                    Some(ExpertStream::new(device, options.experts.cpu_rows())?)
+                }
+                _ => None,
+            };
             for layer in range.clone().filter(|_| of == 1) {
-                let block = block(weights, &config.block(layer), (0, 1))?;
+                let mut block = block(weights, &config.block(layer), (0, 1))?;
+                if let Some(stream) = experts.as_ref().filter(|_| layer >= options.expert_layers) {
+                    block.mlp = block.mlp.experts_in_host_memory(stream)?;
+                }
                 match device {
-                    Device::Cuda(device) if layer >= gpu_layers => layers.push_streamed(&block, device)?,
+                    Device::Cuda(device) if options.gpu_layers.is_some_and(|on_gpu| layer >= on_gpu) => {
+                        layers.push_streamed(&block, device)?;
+                    }
                     _ => layers.push(block),
                 }
                 done(weights.progress());
@@ -130,12 +141,23 @@ impl TextModel {
             Some(sums) => Between::Rows(Box::new(sums)),
             None => Between::Stages(ring(&devices, placement.way())?),
         };
-        Ok(Self { config: text.clone(), cache, embed_tokens, stages, between, norms, lm_heads })
+        let (config, cache) = (text.clone(), options.cache);
+        Ok(Self { config, cache, embed_tokens, stages, between, norms, lm_heads })
     }
 
     /// The number of layers that are streamed from host memory.
     pub(super) fn streamed_layers(&self) -> usize {
         self.stages.iter().map(|stage| stage.layers.streamed()).sum()
+    }
+
+    /// The number of layers whose experts are in host memory.
+    pub(super) fn host_expert_layers(&self) -> usize {
+        self.stages.iter().map(|stage| stage.layers.host_experts()).sum()
+    }
+
+    /// Whether a pass of few tokens can be captured: kernels alone, whose weights are where they were.
+    pub(super) fn is_capturable(&self) -> bool {
+        self.device().is_cuda() && self.streamed_layers() == 0 && self.host_expert_layers() == 0
     }
 
     /// The parts of the decoder, in the order of a pass.

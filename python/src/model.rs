@@ -15,8 +15,8 @@ use qwen3_vl::generate::user_turn;
 use qwen3_vl::media::PixelLimits;
 use qwen3_vl::weights::Progress;
 use qwen3_vl::{
-    Checkpoint, LanguageModel, LoadOptions, Matrices, Options, Output, Prompt, Sampling, StopReason,
-    VisionPlace, Visual,
+    Checkpoint, ExpertPlacement, LanguageModel, LoadOptions, Matrices, Options, Output, Prompt, Sampling,
+    StopReason, VisionPlace, Visual,
 };
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -270,6 +270,7 @@ pub fn load_options(
     dtype: Option<&str>,
     cache: Option<&str>,
     gpu_layers: Option<usize>,
+    (experts, expert_layers): (Option<&str>, usize),
     vision: Option<&str>,
     tokens_per_pass: Option<usize>,
 ) -> Result<LoadOptions> {
@@ -284,6 +285,8 @@ pub fn load_options(
         options.vision = self::place(place)?;
     }
     options.gpu_layers = gpu_layers;
+    options.experts = experts.map(self::experts).transpose()?.unwrap_or_default();
+    options.expert_layers = expert_layers;
     options.tokens_per_pass = tokens_per_pass.unwrap_or(options.tokens_per_pass);
     Ok(options)
 }
@@ -308,6 +311,17 @@ pub fn place(name: &str) -> Result<VisionPlace> {
     }
 }
 
+/// The place of a mixture's experts of this name.
+pub fn experts(name: &str) -> Result<ExpertPlacement> {
+    match name {
+        "gpu" => Ok(ExpertPlacement::Gpu),
+        "stream" => Ok(ExpertPlacement::Stream),
+        "cpu" => Ok(ExpertPlacement::Cpu),
+        "auto" => Ok(ExpertPlacement::AUTO),
+        _ => Err(unsupported("load", "experts", name, "use gpu, stream, cpu or auto")),
+    }
+}
+
 #[pymethods]
 impl PyQwen3Vl {
     /// Loads a model: a directory as published (config.json, safetensors, tokenizer.json), or a GGUF file with its vision file
@@ -316,12 +330,14 @@ impl PyQwen3Vl {
     /// device: a name or a Device. dtype: the type of matrices, "f32", "f16", or a quantised format such as "q8_0" or "q4_k"; if not
     /// given, f32 on the CPU, f16 on a GPU, and the quantised matrices of a GGUF file as they are. cache: "f32", "f16", "bf16" or "q8_0".
     /// gpu_layers: the decoder layers whose weights stay on the GPU; the others are streamed. vision: "gpu", "stream" or "cpu".
+    /// experts: where those of a mixture are, "gpu", "stream" or "cpu"; with "auto" the CPU computes short passes and long ones are streamed.
+    /// expert_layers: the first layers, whose experts are on the GPU all the same.
     /// ``pascaline.fit`` chooses these. min_pixels, max_pixels: the pixels that pictures are resized to, as Qwen's own processor takes them;
     /// the checkpoint's if not given. progress: called with (tensors loaded, all tensors) after each layer.
     ///
     /// Raises CheckpointError, UnsupportedError, NoDeviceError, OutOfMemoryError.
     #[staticmethod]
-    #[pyo3(signature = (path, device = None, dtype = None, *, cache = None, gpu_layers = None, vision = None, mmproj = None,
+    #[pyo3(signature = (path, device = None, dtype = None, *, cache = None, gpu_layers = None, experts = None, expert_layers = 0, vision = None, mmproj = None,
         tokens_per_pass = None, min_pixels = None, max_pixels = None, progress = None))]
     fn load(
         py: Python,
@@ -330,6 +346,8 @@ impl PyQwen3Vl {
         dtype: Option<&str>,
         cache: Option<&str>,
         gpu_layers: Option<usize>,
+        experts: Option<&str>,
+        expert_layers: usize,
         vision: Option<&str>,
         mmproj: Option<PathBuf>,
         tokens_per_pass: Option<usize>,
@@ -344,7 +362,15 @@ impl PyQwen3Vl {
         }
         let pixels = PixelLimits { min: min_pixels, max: max_pixels, most: None };
         let device = device::given(device, "auto")?;
-        let options = load_options(&device, dtype, cache, gpu_layers, vision, tokens_per_pass)?;
+        let options = load_options(
+            &device,
+            dtype,
+            cache,
+            gpu_layers,
+            (experts, expert_layers),
+            vision,
+            tokens_per_pass,
+        )?;
         let mut failed: Option<PyErr> = None;
         let report = |state: Progress| {
             let (Some(progress), None) = (&progress, &failed) else { return };

@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyList};
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice, Model};
 use qwen3_vl::footprint::{Gpu, Workload};
-use qwen3_vl::{Checkpoint, LoadOptions, VisionPlace};
+use qwen3_vl::{Checkpoint, ExpertPlacement, LoadOptions, VisionPlace};
 use std::path::PathBuf;
 
 /// The memory of a driver's context, for planning without the card: an estimate for driver 580.
@@ -69,6 +69,7 @@ impl Target {
 /// path: as for ``Qwen3VL.load``. device: a GPU of this machine; or card: "mx330", "gtx1050ti", "gtx1060", "gtx1070", "gtx1080", "gtx1080ti", "p4" or "p40",
 /// which need not be present. context: the tokens of prompt, pictures and answer together. image: (width, height) of the largest
 /// picture, None for none. dtype, cache, gpu_layers, vision: as for ``load``; options that are not given are chosen. memory_limit: bytes.
+/// A mixture's experts that do not fit are planned in host memory: ``load`` has ``experts`` and ``expert_layers`` then.
 ///
 /// Returns a dict: ``load``, the arguments for ``Qwen3VL.load``, ``peak`` (bytes planned), ``limit``, ``weights``, ``cache``, ``layers``, and
 /// estimates of ``first_token`` (seconds) and ``tokens_per_second``. Raises UnsupportedError if nothing fits, CheckpointError.
@@ -115,6 +116,10 @@ fn fit<'py>(
     load.set_item("dtype", dtype)?;
     load.set_item("cache", options.cache.name())?;
     load.set_item("gpu_layers", options.gpu_layers)?;
+    if options.experts != ExpertPlacement::Gpu {
+        load.set_item("experts", options.experts.name())?;
+        load.set_item("expert_layers", options.expert_layers)?;
+    }
     load.set_item(
         "vision",
         match options.vision {

@@ -11,7 +11,7 @@ use pascaline::{DType, Device};
 use qwen3_vl::batch::{Batch, BatchOptions, Event};
 use qwen3_vl::footprint::{Footprint, Gpu, Planned, Workload};
 use qwen3_vl::generate::user_turn;
-use qwen3_vl::{Checkpoint, LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
+use qwen3_vl::{Checkpoint, ExpertPlacement, LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
@@ -95,6 +95,35 @@ fn plans_of_many_requests_are_what_is_allocated() {
         assert!(planned.live + if graph { graphs } else { 0 } >= measured, "{measured} bytes, {planned:?}");
         assert!(planned.live <= measured + measured / 5, "{measured} bytes, {planned:?}");
     }
+}
+
+/// A mixture's experts in host memory, with a prompt that is streamed or computed by the CPU.
+#[test]
+fn plans_of_experts_in_host_memory_are_what_is_allocated() {
+    in_own_process!();
+    let device = common::cuda_device();
+    let Device::Cuda(cuda) = &device else { unreachable!("a CUDA device was asked for") };
+    let gpu = Gpu::from_device(cuda);
+    let moe = fixtures().join("qwen3-vl/moe");
+    let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&device) };
+    let q4_k = LoadOptions { quantize: Some(Format::Q4K), ..usual };
+    let mut host = Vec::new();
+    for options in [
+        usual.experts(ExpertPlacement::Stream),
+        LoadOptions { expert_layers: 1, ..usual.experts(ExpertPlacement::Stream) },
+        usual.experts(ExpertPlacement::Cpu),
+        q4_k.experts(ExpertPlacement::Mixed { cpu_rows: 4 }),
+    ] {
+        let (measured, work) = measured(&moe, &device, options, &[]);
+        let planned = planned(&moe, &options, &work, &gpu);
+        common::say(&format!("{options:?} {work:?}: {measured} bytes, {planned:?}"));
+        assert!(planned.live >= measured, "{options:?}: {measured} bytes, {planned:?}");
+        assert!(planned.live <= measured + measured / 20, "{options:?}: {measured} bytes, {planned:?}");
+        host.push(planned.host);
+    }
+    let layer = 3 * 8 * 96 * 160 * 2; // matrices, experts, rows, columns, bytes of a value
+    assert_eq!(host[0] - host[1], layer);
+    assert_eq!(host[0], host[2]);
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod batch_fault;
 mod block_mask;
 mod circles;
 mod documented;
+mod experts;
 mod fault_matrix;
 mod fault_messages;
 mod float16;

@@ -6,6 +6,7 @@ mod cli;
 mod conversations;
 mod devices;
 mod embed;
+mod experts;
 mod finetune;
 mod fit;
 mod gguf_cli;

@@ -8,7 +8,7 @@
 //! copy stream       1 → B   │ 2 → A   │ 3 → B   │ …     layer n is copied once layer n − 2 has been used
 //! ```
 
-use super::{DeviceBuffer, PinnedBuffer};
+use super::{DeviceBuffer, PinnedBuffer, SharedHost};
 use crate::cuda::{CudaDevice, Event};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
@@ -19,9 +19,16 @@ pub struct LayerStream {
     device: CudaDevice,
     /// The stream of the copies.
     copies: CudaDevice,
-    /// `None` only during a copy, or after one that failed.
-    layers: Vec<Option<PinnedBuffer>>,
+    layers: Vec<Layer>,
     places: [Place; 2],
+}
+
+/// The bytes of a layer.
+#[derive(Debug)]
+enum Layer {
+    /// `None` only during a copy, or after one that failed.
+    Own(Option<PinnedBuffer>),
+    Shared(SharedHost),
 }
 
 #[derive(Debug)]
@@ -70,8 +77,25 @@ impl LayerStream {
     /// [`Error::Unsupported`] if the layer is larger than a place.
     pub fn push(&mut self, layer: PinnedBuffer) -> Result<()> {
         self.places[0].buffer.range("LayerStream", 0, layer.len())?;
-        self.layers.push(Some(layer));
+        self.layers.push(Layer::Own(Some(layer)));
         Ok(())
+    }
+
+    /// As [`push`](Self::push), of bytes that others read too; those of [`readers`](Self::readers) are among the readers.
+    pub(crate) fn push_shared(&mut self, layer: SharedHost) -> Result<()> {
+        self.places[0].buffer.range("LayerStream", 0, layer.len())?;
+        self.layers.push(Layer::Shared(layer));
+        Ok(())
+    }
+
+    /// The streams of kernels and of copies.
+    pub(crate) fn readers(&self) -> Vec<CudaDevice> {
+        vec![self.device.clone(), self.copies.clone()]
+    }
+
+    /// The number of layers.
+    pub(crate) fn len(&self) -> usize {
+        self.layers.len()
     }
 
     /// The two places, for kernels on the handle's stream to read; the caller must not write them. [`layer`](Self::layer)
@@ -132,16 +156,23 @@ impl LayerStream {
             value: index.to_string(),
             reason: format!("there are {layers}, and none may have been lost in a copy that failed"),
         };
-        let layer = self.layers.get_mut(index).and_then(Option::take).ok_or_else(missing)?;
         let Place { buffer, layer: held, uploaded, used } = &mut self.places[place];
+        let layer = self.layers.get_mut(index).ok_or_else(missing)?;
         *held = None;
         let copies = self.copies.stream();
         used.record_locked(self.device.stream())?;
         if !left_out(Wait::LayerReuse) {
             copies.wait(used)?;
         }
-        let bytes = layer.len();
-        self.layers[index] = Some(buffer.on(&self.copies)?.queue_upload(0, layer, bytes)?);
+        let mut target = buffer.on(&self.copies)?;
+        match layer {
+            Layer::Own(layer) => {
+                let own = layer.take().ok_or_else(missing)?;
+                let bytes = own.len();
+                *layer = Some(target.queue_upload(0, own, bytes)?);
+            }
+            Layer::Shared(layer) => target.upload_shared(0, layer, 0, layer.len())?,
+        }
         uploaded.record(copies)?;
         *held = Some(index);
         Ok(())

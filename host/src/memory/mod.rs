@@ -49,7 +49,7 @@ pub use device::{
 pub use layers::LayerStream;
 pub(crate) use link::{InFlight, reach};
 pub use link::{Link, Way};
-pub(crate) use pinned::Posted;
 pub use pinned::{CHUNK, Download, PinnedBuffer};
+pub(crate) use pinned::{Posted, SharedHost};
 pub use pool::{Found, Leak, MemoryPool, Statistics};
 pub use upstream::{Timeline, Upstream};

@@ -250,17 +250,47 @@ impl Download {
     }
 }
 
-/// Pinned memory that kernels read where it is.
+/// Pinned memory that kernels and copies read where it is.
+#[derive(Debug)]
 struct Mapped {
-    device: CudaDevice,
+    /// The streams that may read it.
+    readers: Vec<CudaDevice>,
     host: PinnedBuffer,
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        if self.device.synchronize().is_err() {
+        if self.readers.iter().any(|reader| reader.synchronize().is_err()) {
             self.host.leak(); // kernels may still read it
         }
+    }
+}
+
+/// Pinned memory whose bytes are final: the CPU, kernels and copies read it side by side, and nobody writes. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedHost(Arc<Mapped>);
+
+impl SharedHost {
+    /// Takes memory that work on the streams of `readers`, and no others, will read.
+    pub fn new(host: PinnedBuffer, readers: Vec<CudaDevice>) -> Self {
+        Self(Arc::new(Mapped { readers, host }))
+    }
+
+    /// How much it holds.
+    pub fn len(&self) -> usize {
+        self.0.host.len()
+    }
+
+    /// The address of its first byte, for the host and for kernels.
+    pub fn address(&self) -> u64 {
+        self.0.host.address() as u64
+    }
+
+    /// The same memory for kernels on one of the readers' streams.
+    pub fn seen_from(&self, device: &CudaDevice) -> DeviceBuffer {
+        // SAFETY: pinned memory has one address for the host and the devices. The owner keeps it until the readers' work is done,
+        // and no function here writes it.
+        unsafe { DeviceBuffer::foreign(device, self.address(), self.len(), Box::new(self.clone())) }
     }
 }
 
@@ -268,7 +298,7 @@ impl DeviceBuffer {
     /// Pinned memory, for kernels on the handle's stream to read over the bus. It takes no memory of the device.
     pub(crate) fn in_host_memory(device: &CudaDevice, host: PinnedBuffer) -> Self {
         let (address, bytes) = (host.address() as u64, host.len());
-        let owner = Box::new(Mapped { device: device.clone(), host });
+        let owner = Box::new(Mapped { readers: vec![device.clone()], host });
         // SAFETY: drivers of 64-bit systems have unified addressing, under which pinned memory has one address for the host and
         // the devices. `Mapped` keeps it for itself until the work that was queued on the stream before its drop is done.
         unsafe { Self::foreign(device, address, bytes, owner) }
@@ -304,6 +334,35 @@ impl DeviceBuffer {
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, bytes, self.device().stream().raw()) };
         let queued = check("cuMemcpyHtoDAsync", result);
         settle(self.device(), source, queued)
+    }
+
+    /// Queues a copy of `bytes` bytes of shared pinned memory, from `at` on, to `offset`. The buffer's stream is one of its readers.
+    ///
+    /// # Errors
+    /// As [`upload_async`](Self::upload_async).
+    pub(crate) fn upload_shared(
+        &mut self,
+        offset: usize,
+        source: &SharedHost,
+        at: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        let _lock = self.outside_capture("upload")?;
+        let address = self.range("upload", offset, bytes)?;
+        if at.checked_add(bytes).is_none_or(|end| end > source.len()) {
+            let (argument, value) = ("source", format!("{bytes} bytes at {at}"));
+            let reason = format!("it has {} bytes", source.len());
+            return Err(Error::Unsupported { op: "upload", argument, value, reason });
+        }
+        if bytes == 0 || self.device().is_planned() {
+            return Ok(());
+        }
+        self.device().bind()?;
+        let from = (source.address() as usize + at) as *const c_void;
+        // SAFETY: both ranges are `bytes` long (checked above). The source is written by nobody, and freed after a wait for its
+        // readers' streams, of which this is one.
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, bytes, self.device().stream().raw()) };
+        check("cuMemcpyHtoDAsync", result)
     }
 
     /// Queues a copy of `bytes` bytes from `offset` to pinned memory on the buffer's stream and returns at once.

@@ -1,8 +1,10 @@
 //! Mixture of experts in place of an MLP.
 
-use super::{Map, Matrix, RmsNorm, misfit};
-use crate::ops::{self, ExpertRows, Routes};
-use crate::{DType, Error, Result, Tensor};
+use super::hosted::Hosted;
+use super::{ExpertStream, Map, Matrix, RmsNorm, misfit};
+use crate::ops::{self, ExpertRows, MAX_UNSORTED_TOKENS, Routes};
+use crate::{DType, Device, Error, Result, Tensor};
+use std::sync::Arc;
 
 /// Tokens that are computed at a time, which bounds the memory of what is between the products; more would not make them faster.
 const TOKENS: usize = 1024;
@@ -22,9 +24,11 @@ const TOKENS: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Experts {
     router: Tensor,
+    /// On the router's device, or in pinned memory where its kernels read them.
     gate: Matrix,
     up: Matrix,
     down: Matrix,
+    hosted: Option<Arc<Hosted>>,
     top_k: usize,
     normalized: bool,
 }
@@ -72,7 +76,7 @@ impl Experts {
                 return Err(Error::Unsupported { op: "Experts", argument, value, reason });
             }
         }
-        Ok(Self { router, gate, up, down, top_k, normalized: true })
+        Ok(Self { router, gate, up, down, hosted: None, top_k, normalized: true })
     }
 
     /// With the probabilities among all experts as weights, not divided by their sum.
@@ -95,6 +99,30 @@ impl Experts {
         norm: Option<&RmsNorm>,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
+        let own = [&self.gate, &self.up, &self.down];
+        let rows = x.dims().first().copied().unwrap_or(0);
+        match &self.hosted {
+            None => self.forward_with(x, norm, residual, Where::Device(&own)),
+            Some(hosted) if hosted.is_for_cpu(rows) => {
+                let there = hosted.cpu().map(|tensors| of_tensors(&own, tensors)).transpose()?;
+                self.forward_with(x, norm, residual, Where::Cpu(there.as_ref()))
+            }
+            Some(hosted) if rows > MAX_UNSORTED_TOKENS => hosted.on_device(|tensors| {
+                let [gate, up, down] = of_tensors(&own, tensors)?;
+                self.forward_with(x, norm, residual, Where::Device(&[&gate, &up, &down]))
+            }),
+            // a few rows read few experts, where they are
+            Some(_) => self.forward_with(x, norm, residual, Where::Device(&own)),
+        }
+    }
+
+    fn forward_with(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        residual: Option<&Tensor>,
+        matrices: Where,
+    ) -> Result<Tensor> {
         let &[rows, hidden] = x.dims() else { return Err(misfit("Experts", "x", "[rows, hidden]", x)) };
         let mut y = Tensor::uninitialized([rows, hidden], DType::F32, &x.device())?;
         for start in (0..rows).step_by(TOKENS) {
@@ -102,22 +130,55 @@ impl Experts {
             let x = x.narrow(0, start, len)?;
             let x = norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))?;
             let residual = residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
-            let routes = ops::route(&x, &self.router, self.top_k, self.normalized)?;
-            let gate = product(ExpertRows::Tokens(&x), &self.gate, &routes)?;
-            let up = product(ExpertRows::Tokens(&x), &self.up, &routes)?;
-            let inner = ops::silu_mul(&gate, &up)?;
-            drop((gate, up));
-            let down = product(ExpertRows::Pairs(&inner), &self.down, &routes)?;
+            let mut routes = ops::route(&x, &self.router, self.top_k, self.normalized)?;
+            let down = match matrices {
+                Where::Device(matrices) => products(&x, matrices, &routes)?,
+                Where::Cpu(matrices) => {
+                    let there = routes.to_cpu()?;
+                    routes = routes.in_order_of(&there)?;
+                    match matrices {
+                        Some([gate, up, down]) => {
+                            products(&x.to_device(&Device::Cpu)?, &[gate, up, down], &there)?
+                                .to_device(&x.device())?
+                        }
+                        None => Tensor::uninitialized([len * self.top_k, hidden], DType::F32, &x.device())?,
+                    }
+                }
+            };
             let y = y.view_mut()?.narrow(0, start, len)?;
             ops::experts_sum_into(y, &down, &routes, residual.as_ref())?;
         }
         Ok(y)
     }
 
+    /// The same with its matrices in host memory: [`ExpertStream`] says which rows the CPU computes. The others' results have the same
+    /// bits as before; the CPU's differ by the order of its sums. The router stays where it is.
+    ///
+    /// # Errors
+    /// A device error, or [`Error::Unsupported`] if they are not on the stream's device.
+    pub fn in_host_memory(&self, stream: &ExpertStream) -> Result<Self> {
+        if !self.router.device().same(&stream.device()) || self.hosted.is_some() {
+            let (op, argument, value) = ("in_host_memory", "experts", format!("on {}", self.router.device()));
+            let reason = format!("they must be on {}, and not in host memory yet", stream.device());
+            return Err(Error::Unsupported { op, argument, value, reason });
+        }
+        let own = [&self.gate, &self.up, &self.down];
+        let (hosted, tensors) = Hosted::new(stream, &tensors(&own)?)?;
+        let [gate, up, down] = of_tensors(&own, &tensors)?;
+        Ok(Self { gate, up, down, hosted: Some(Arc::new(hosted)), ..self.clone() })
+    }
+
+    pub(super) fn is_in_host_memory(&self) -> bool {
+        self.hosted.is_some()
+    }
+
     /// As [`Linear::map`](super::Linear::map).
     pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        if self.hosted.is_some() {
+            return Ok(Self { router: f(&self.router)?, ..self.clone() }); // the others are in place
+        }
         let (gate, up, down) = (self.gate.map(f)?, self.up.map(f)?, self.down.map(f)?);
-        Ok(Self { router: f(&self.router)?, gate, up, down, ..*self })
+        Ok(Self { router: f(&self.router)?, gate, up, down, ..self.clone() })
     }
 
     pub(super) fn matrices(&self) -> Vec<&Matrix> {
@@ -130,6 +191,45 @@ impl Experts {
         let router = self.router.shape().elements() * self.router.dtype().size();
         router + all / self.router.dims()[0] * self.top_k // `new` has checked that it is a matrix of experts
     }
+}
+
+/// The matrices of a pass, and who computes with them.
+#[derive(Clone, Copy)]
+enum Where<'a> {
+    Device(&'a [&'a Matrix; 3]),
+    /// None in a plan.
+    Cpu(Option<&'a [Matrix; 3]>),
+}
+
+/// The tensors of matrices.
+fn tensors(matrices: &[&Matrix; 3]) -> Result<Vec<Tensor>> {
+    let mut all = Vec::new();
+    for matrix in matrices {
+        matrix.map(&mut |tensor| {
+            all.push(tensor.clone());
+            Ok(tensor.clone())
+        })?;
+    }
+    Ok(all)
+}
+
+/// Matrices like these of other tensors.
+fn of_tensors([gate, up, down]: &[&Matrix; 3], tensors: &[Tensor]) -> Result<[Matrix; 3]> {
+    let mut tensors = tensors.iter();
+    let mut next = |like: &Tensor| {
+        let next = tensors.next().filter(|tensor| tensor.shape() == like.shape());
+        next.cloned().ok_or_else(|| misfit("Experts", "tensors", "the shapes of the matrices", like))
+    };
+    Ok([gate.map(&mut next)?, up.map(&mut next)?, down.map(&mut next)?])
+}
+
+/// down(silu(gate(x)) ⊙ up(x)) for each pair, in the order of the routes.
+fn products(x: &Tensor, [gate, up, down]: &[&Matrix; 3], routes: &Routes) -> Result<Tensor> {
+    let gate = product(ExpertRows::Tokens(x), gate, routes)?;
+    let up = product(ExpertRows::Tokens(x), up, routes)?;
+    let inner = ops::silu_mul(&gate, &up)?;
+    drop((gate, up));
+    product(ExpertRows::Pairs(&inner), down, routes)
 }
 
 fn product(x: ExpertRows, w: &Matrix, routes: &Routes) -> Result<Tensor> {

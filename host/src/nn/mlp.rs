@@ -1,6 +1,6 @@
 //! The position-wise part of a transformer block.
 
-use super::{Experts, Linear, Map, Matrix, RmsNorm, misfit};
+use super::{ExpertStream, Experts, Linear, Map, Matrix, RmsNorm, misfit};
 use crate::ops::{self, Activation, Epilogue};
 use crate::problem::pieces::{MLP_ROWS, even_pieces, rows_per_launch};
 use crate::quant::QuantTensor;
@@ -74,6 +74,22 @@ impl Mlp {
     /// A copy with its weights on another device.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         self.map(&mut |tensor| tensor.to_device(device))
+    }
+
+    /// As [`Experts::in_host_memory`]; a copy of an MLP that has no experts.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn experts_in_host_memory(&self, stream: &ExpertStream) -> Result<Self> {
+        match &self.0 {
+            Kind::Dense(_) => Ok(self.clone()),
+            Kind::Experts(experts) => experts.in_host_memory(stream).map(Self::from),
+        }
+    }
+
+    /// Whether its matrices are experts' in host memory.
+    pub fn has_experts_in_host_memory(&self) -> bool {
+        matches!(&self.0, Kind::Experts(experts) if experts.is_in_host_memory())
     }
 
     /// mlp(norm(x)) + residual.

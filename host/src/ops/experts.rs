@@ -8,6 +8,8 @@ use crate::quant::QuantTensor;
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 use kernels_gpu::experts::MAX_EXPERTS;
 
+pub(crate) use crate::gpu::experts::MAX_UNSORTED_TOKENS;
+
 const ROUTE: Check = Check("route");
 
 /// The `top_k` experts of each token with the largest probabilities, softmax(x·gateᵀ) over all experts; of equal ones those with
@@ -117,6 +119,22 @@ impl Routes {
 
     fn pairs(&self) -> usize {
         self.ids.shape().elements()
+    }
+
+    /// The same in host memory, for products there. Waits for the device; in a plan all experts are the first.
+    pub(crate) fn to_cpu(&self) -> Result<Self> {
+        let (ids, weights) = self.to_vecs()?;
+        Self::from_slices(&ids, &weights, self.top_k(), self.experts, &Device::Cpu)
+    }
+
+    /// The same for the sum of products whose rows are in the order of `other`, routes of the same pairs.
+    pub(crate) fn in_order_of(&self, other: &Self) -> Result<Self> {
+        let device = self.ids.device();
+        let sorted = |Sorted { tokens, places, starts }: &Sorted| {
+            let [tokens, places, starts] = [tokens, places, starts].map(|part| part.to_device(&device));
+            Ok(Sorted { tokens: tokens?, places: places?, starts: starts? })
+        };
+        Ok(Self { sorted: other.sorted.as_ref().map(sorted).transpose()?, ..self.clone() })
     }
 
     /// A row for each pair, in the order of the rows of products.

@@ -2,7 +2,7 @@
 
 use super::{CpuBuffer, Layout, Storage, Tensor};
 use crate::cuda::{CudaDevice, count_host_bytes};
-use crate::memory::{DeviceBuffer, PinnedBuffer};
+use crate::memory::{DeviceBuffer, PinnedBuffer, SharedHost};
 use crate::{DType, Device, Element, Error, Result, Shape};
 use std::any::Any;
 use std::ptr::NonNull;
@@ -125,6 +125,22 @@ impl Tensor {
         let buffer = unsafe { DeviceBuffer::foreign(device, 256, bytes, owner) };
         let layout = Layout::contiguous(self.dtype(), self.shape().clone())?;
         Ok(Self { storage: Arc::new(Storage::Cuda(buffer)), layout })
+    }
+
+    /// All of shared host memory as u32, for the CPU or for kernels of one of its readers. Its size is a multiple of 4.
+    pub(crate) fn of_shared(host: &SharedHost, device: &Device) -> Result<Self> {
+        let layout = Layout::contiguous(DType::U32, [host.len() / DType::U32.size()].into())?;
+        let storage = match device {
+            Device::Cuda(device) => Storage::Cuda(host.seen_from(device)),
+            Device::Cpu => {
+                let start =
+                    NonNull::new(host.address() as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
+                // The owner keeps the memory, which nobody writes; `bytes_mut` is for tensors without views, and `within` makes views.
+                let memory = ForeignBytes { start, len: host.len(), _owner: Box::new(host.clone()) };
+                Storage::Cpu(CpuBuffer::Foreign(memory))
+            }
+        };
+        Ok(Self { storage: Arc::new(storage), layout })
     }
 
     /// Records that work queued so far on another stream of the device uses the tensor's memory, so that it is not reused

@@ -120,7 +120,7 @@ pub(crate) struct Passes<'m> {
 impl<'m> Passes<'m> {
     /// Captures passes where possible if `capture`, of at most `captured_rows` rows together.
     pub fn new(model: &'m Network, capture: bool, captured_rows: usize) -> Self {
-        let capture = capture && model.device().is_cuda() && model.text.streamed_layers() == 0;
+        let capture = capture && model.text.is_capturable();
         let known = RopeTables { cos: Vec::new(), sin: Vec::new() };
         Self { model, known, graphs: Vec::new(), captured_rows, capture, clock: 0, is_first: false }
     }
