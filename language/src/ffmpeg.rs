@@ -1,8 +1,8 @@
 //! The program ffmpeg, which reads video files: it is looked for and run, never linked.
 
+use super::frames::{Bounds, FrameSampling, wrong};
 use super::media::Visual;
 use super::picture::{MAX_PIXELS, Picture};
-use super::video::{Bounds, FrameSampling, wrong};
 use pascaline::{Error, Result};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;

@@ -23,6 +23,7 @@ pub mod files;
 pub mod fit;
 pub mod footprint;
 pub mod forward;
+mod frames;
 pub mod generate;
 pub mod gguf;
 pub mod gguf_model;

@@ -8,9 +8,10 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::Wanted;
 use super::limits::Limits;
-use super::videos::Frames;
+use super::videos::{Frames, MAX_FRAMES};
 use base64::Engine;
 use base64::engine::general_purpose::{GeneralPurpose, STANDARD, STANDARD_NO_PAD};
+use qwen3_vl::Visual;
 use qwen3_vl::media::PixelLimits;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -88,6 +89,25 @@ impl Source {
         let url = Url::parse(url).map_err(|error| refuse(&format!("is not a valid address: {error}")))?;
         check(&url, limits).map_err(|reason| refuse(&reason))?;
         Ok(Self::Elsewhere(url))
+    }
+
+    /// The decoded video, of at most [`Limits::video_bytes`] of frames. Reading it takes some frames besides.
+    pub fn video(self, param: &str, frames: Frames, limits: &Limits, wanted: &Wanted) -> Result<Visual> {
+        let (sampling, most) = (frames.sampling(), limits.video_bytes());
+        let goes_on = || wanted.is_so();
+        Ok(match self {
+            Self::Frames(files) if files.len() > MAX_FRAMES => {
+                let message = format!("{param} has {} frames; a video may have {MAX_FRAMES}", files.len());
+                return Err(ApiError::invalid(param, message));
+            }
+            Self::Frames(files) => {
+                Visual::video_of_pictures(param, &files, sampling.rate, limits.pixels, most, &goes_on)?
+            }
+            source => {
+                let file = source.fetch(param, limits, wanted)?;
+                Visual::video_while(param, &file, &sampling, most, limits.reads_video_files, &goes_on)?
+            }
+        })
     }
 
     /// The error for a video where a picture is shown.

@@ -186,7 +186,7 @@ async fn fetched(app: &Arc<App>, pictures: Pictures, mut charge: Charge) -> Resu
                 charge.grow(most)?;
                 let (same, name) = (Arc::clone(app), param.clone());
                 let decode = move |wanted: &Wanted, _: &mut Charge| {
-                    videos::decode(&name, file, frames, &same.config.limits, wanted)
+                    file.video(&name, frames, &same.config.limits, wanted)
                 };
                 let (visual, mut back) = lanes::run(&app.lanes, charge, decode).await?;
                 let (frames, header) = videos::frames(&visual);

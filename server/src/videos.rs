@@ -1,10 +1,7 @@
-//! The videos of a request: which of their frames are seen, and how they are decoded.
+//! Which frames of a request's videos are seen. `images` decodes them.
 
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::images::Source;
-use super::lanes::Wanted;
-use super::limits::Limits;
 use qwen3_vl::Visual;
 use qwen3_vl::preprocess::PictureHeader;
 use qwen3_vl::video::FrameSampling;
@@ -12,7 +9,7 @@ use qwen3_vl::video::FrameSampling;
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// The most frames of a video, those of the published processors.
-const MAX_FRAMES: usize = 768;
+pub(crate) const MAX_FRAMES: usize = 768;
 /// The most frames per second.
 const MAX_RATE: f64 = 1000.0;
 
@@ -52,35 +49,11 @@ impl Frames {
         Self { rate: self.rate.or(others.rate), most: self.most.or(others.most) }
     }
 
-    fn sampling(self) -> FrameSampling {
+    /// With the published processors' rate, and the usual most, where these are open.
+    pub fn sampling(self) -> FrameSampling {
         let FrameSampling { rate, most } = FrameSampling::default();
         FrameSampling { rate: self.rate.unwrap_or(rate), most: self.most.unwrap_or(most) }
     }
-}
-
-/// Decodes a video into at most [`Limits::video_bytes`] of frames. Reading it takes some frames besides.
-pub(crate) fn decode(
-    name: &str,
-    source: Source,
-    frames: Frames,
-    limits: &Limits,
-    wanted: &Wanted,
-) -> Result<Visual> {
-    let (sampling, most) = (frames.sampling(), limits.video_bytes());
-    let goes_on = || wanted.is_so();
-    Ok(match source {
-        Source::Frames(files) if files.len() > MAX_FRAMES => {
-            let message = format!("{name} has {} frames; a video may have {MAX_FRAMES}", files.len());
-            return Err(ApiError::invalid(name, message));
-        }
-        Source::Frames(files) => {
-            Visual::video_of_pictures(name, &files, sampling.rate, limits.pixels, most, &goes_on)?
-        }
-        source => {
-            let file = source.fetch(name, limits, wanted)?;
-            Visual::video_while(name, &file, &sampling, most, limits.reads_video_files, &goes_on)?
-        }
-    })
 }
 
 /// The number of a video's frames, and the size of each.
