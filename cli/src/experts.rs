@@ -26,7 +26,7 @@ pub(super) enum Place {
     Auto,
     /// On the GPU.
     Gpu,
-    /// In pinned host memory. A layer's are copied to the GPU while the layer before computes; a pass of up to 8 tokens reads the chosen
+    /// In pinned host memory. A layer's are copied to the GPU while the layer before computes; a pass of up to 16 tokens reads the chosen
     /// ones over the bus. The answers are the same.
     Stream,
     /// In host memory, and the CPU computes; rows alone go over the bus. Sums are in another order.

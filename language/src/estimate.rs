@@ -11,6 +11,7 @@ use super::options::{ExpertPlacement, Storage};
 use super::published::matrix;
 use super::seam::{Config, ExpertPart, VISION, VisionPlace};
 use super::workload::Workload;
+use pascaline::nn::ExpertStream;
 use pascaline::{DType, Result};
 
 /// The peak rates of a card.
@@ -159,8 +160,8 @@ fn cpu_seconds(bytes: f64, flops: f64) -> f64 {
     (bytes / CPU_MEMORY).max(flops / CPU_FLOPS)
 }
 
-/// The most tokens of a pass that the CPU passes through a layer's experts sooner than they are copied to a GPU of these rates. With few
-/// tokens it reads few experts; all of them are copied for any.
+/// The most tokens of a pass that the CPU passes through a layer's experts sooner than a GPU of these rates, whose kernels read the few
+/// experts of up to [`ExpertStream::READ_ROWS`] tokens over the bus, and have all of them copied for more.
 ///
 /// # Errors
 /// As [`Planned`](super::footprint::Planned).
@@ -178,7 +179,8 @@ pub fn expert_rows(config: &Config, storage: &dyn Fn(&str) -> Storage, peaks: &P
     let others = 1.0 - experts.per_token as f64 / experts.count as f64;
     let is_sooner = |rows: usize| {
         let read = all * (1.0 - others.powf(rows as f64));
-        cpu_seconds(read, flops * rows as f64) < all / peaks.host
+        let over_the_bus = if rows <= ExpertStream::READ_ROWS { read } else { all };
+        cpu_seconds(read, flops * rows as f64) < over_the_bus / peaks.host
     };
     Ok((1..=MOST_CPU_ROWS).take_while(|&rows| is_sooner(rows)).last().unwrap_or(0))
 }

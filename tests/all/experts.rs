@@ -247,7 +247,8 @@ fn a_mixture_of_30_billion_is_planned_for_small_cards() {
     }
 }
 
-/// The estimate's answer to who is sooner: the CPU for few tokens, copies for many; the slower the bus, the more tokens.
+/// The estimate's answer to who is sooner: the CPU for few tokens, copies for many; the slower the bus, the more tokens. A bus that is
+/// quicker than the CPU's memory leaves it none.
 #[test]
 fn the_cpu_computes_few_tokens() {
     let config = published();
@@ -260,4 +261,5 @@ fn the_cpu_computes_few_tokens() {
     let (wide, narrow) = (rows(12e9), rows(3e9));
     common::say(&format!("sixteen lanes: {wide} tokens, four: {narrow}"));
     assert!((4..64).contains(&wide) && narrow > wide, "{wide} {narrow}");
+    assert_eq!(rows(28e9), 0);
 }

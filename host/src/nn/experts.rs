@@ -2,7 +2,7 @@
 
 use super::hosted::Hosted;
 use super::{ExpertStream, Map, Matrix, RmsNorm, misfit};
-use crate::ops::{self, ExpertRows, MAX_UNSORTED_TOKENS, Routes};
+use crate::ops::{self, ExpertRows, Routes};
 use crate::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
 
@@ -107,7 +107,7 @@ impl Experts {
                 let there = hosted.cpu().map(|tensors| of_tensors(&own, tensors)).transpose()?;
                 self.forward_with(x, norm, residual, Where::Cpu(there.as_ref()))
             }
-            Some(hosted) if rows > MAX_UNSORTED_TOKENS => hosted.on_device(|tensors| {
+            Some(hosted) if rows > ExpertStream::READ_ROWS => hosted.on_device(|tensors| {
                 let [gate, up, down] = of_tensors(&own, tensors)?;
                 self.forward_with(x, norm, residual, Where::Device(&[&gate, &up, &down]))
             }),

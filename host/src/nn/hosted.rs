@@ -8,6 +8,7 @@
 
 use crate::cuda::CudaDevice;
 use crate::memory::{LayerStream, PinnedBuffer, SharedHost};
+use crate::ops::MAX_UNSORTED_TOKENS;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -69,6 +70,9 @@ impl Part {
 }
 
 impl ExpertStream {
+    /// The most rows of a pass whose experts kernels read over the bus, without a copy of the others.
+    pub const READ_ROWS: usize = MAX_UNSORTED_TOKENS;
+
     /// For passes on this handle's stream, of which the CPU computes those of up to `cpu_rows` rows: all with `usize::MAX`, none with 0.
     ///
     /// # Errors
