@@ -34,7 +34,7 @@ impl Visual {
     /// installed for it.
     ///
     /// # Errors
-    /// [`Error::Image`].
+    /// [`Error::Image`](pascaline::Error::Image).
     pub fn video_file(file: &Path, sampling: &FrameSampling) -> Result<Self> {
         let name = file.display().to_string();
         sampling.check(&name)?;
@@ -58,7 +58,7 @@ impl Visual {
     /// `most_bytes`; ffmpeg shrinks them to that. `goes_on` is asked often, and ends it.
     ///
     /// # Errors
-    /// [`Error::Image`].
+    /// [`Error::Image`](pascaline::Error::Image).
     pub fn video_while(
         name: &str,
         bytes: &[u8],
@@ -90,7 +90,7 @@ impl Visual {
     /// `pixels` pixels each. They take up to `most_bytes`.
     ///
     /// # Errors
-    /// [`Error::Image`].
+    /// [`Error::Image`](pascaline::Error::Image).
     pub fn video_of_pictures(
         name: &str,
         files: &[Vec<u8>],
