@@ -43,10 +43,12 @@ function fold(entry, isFolded) {
   entry.more.ariaExpanded = String(!isFolded);
 }
 
+const newestFirst = () => [...entries.values()].sort((a, b) => b.chat.changed - a.chat.changed);
+
 /** Shows the conversations that have what is looked for, the newest first. */
 function draw() {
   const wanted = search.value.trim().toLowerCase();
-  const sorted = [...entries.values()].sort((a, b) => b.chat.changed - a.chat.changed);
+  const sorted = newestFirst();
   let count = 0;
   for (const { chat, item, link, title, snippet, more } of sorted) {
     const name = titleOf(chat);
@@ -194,7 +196,7 @@ async function load(file) {
   }
 }
 
-$("export").addEventListener("click", () => save([...entries.values()].sort((a, b) => b.chat.changed - a.chat.changed).map(({ chat }) => chat.id)));
+$("export").addEventListener("click", () => save(newestFirst().map(({ chat }) => chat.id)));
 $("import").addEventListener("change", async () => {
   const [file] = $("import").files;
   if (file) await load(file);

@@ -7,12 +7,11 @@ use super::account::Charge;
 use super::app::{App, Config, parsed};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, wrong};
-use super::images::{Asked, Pictures, pixel_limits};
+use super::images::{Pictures, bound};
 use super::log::Record;
 use super::messages::content;
 use super::prepare;
 use super::request::{Parsed, bytes_of};
-use super::videos::Frames;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -129,19 +128,6 @@ impl Content {
     }
 }
 
-/// Gives pictures the request's limits of pixels, or those of the published models, and counts them.
-fn bound<'a>(fields: &Fields, pictures: impl Iterator<Item = &'a mut Asked>, config: &Config) -> Result<()> {
-    let limits = &config.limits;
-    let passed = fields.object("mm_processor_kwargs")?;
-    let passed = passed.map(|passed| pixel_limits(&passed, limits)).transpose()?.unwrap_or_default();
-    let (all, frames) = (pixel_limits(fields, limits)?.or(passed).or(PIXELS), Frames::for_all(fields)?);
-    for asked in pictures {
-        asked.pixels = asked.pixels.or(all);
-        asked.frames = asked.frames.map(|asked| asked.or(frames));
-    }
-    Ok(())
-}
-
 fn check_pictures(param: &str, pictures: usize, config: &Config) -> Result<()> {
     let most = config.limits.pictures;
     match pictures <= most {
@@ -215,7 +201,12 @@ impl Embeddings {
             },
         }
         check_pictures("input", contents.iter().map(|content| content.pictures.len()).sum(), config)?;
-        bound(&fields, contents.iter_mut().flat_map(|content| &mut content.pictures), config)?;
+        bound(
+            &fields,
+            contents.iter_mut().flat_map(|content| &mut content.pictures),
+            &config.limits,
+            PIXELS,
+        )?;
         let item = |content: Content| {
             let Content { visuals, text, pictures } = content;
             let messages = embedding_messages(visuals.into_iter(), &text, instruction.as_deref());
@@ -242,7 +233,7 @@ impl Rerank {
             let messages = ranking_messages(query.parts(), document.parts(), instruction);
             let pictures = query.pictures.iter().cloned().chain(document.pictures).collect();
             let mut item = Item { messages: messages.into(), pictures };
-            bound(&fields, item.pictures.iter_mut(), config)?;
+            bound(&fields, item.pictures.iter_mut(), &config.limits, PIXELS)?;
             items.push(item);
         }
         Ok(Self { items, top, documents })

@@ -55,6 +55,24 @@ pub(crate) fn pixel_limits(fields: &Fields, limits: &Limits) -> Result<PixelLimi
     Ok(PixelLimits { min: min.map(|min| min.min(most)), max: max.map(|max| max.min(most)), most: None })
 }
 
+/// Gives pictures the limits of pixels of the whole request, and videos its frames, where their parts are open: as Qwen's own processor
+/// takes them, and as servers pass them on to it. `usual` limits are taken where the request is open too.
+pub(crate) fn bound<'a>(
+    fields: &Fields,
+    pictures: impl Iterator<Item = &'a mut Asked>,
+    limits: &Limits,
+    usual: PixelLimits,
+) -> Result<()> {
+    let passed = fields.object("mm_processor_kwargs")?;
+    let passed = passed.map(|passed| pixel_limits(&passed, limits)).transpose()?.unwrap_or_default();
+    let (all, frames) = (pixel_limits(fields, limits)?.or(passed).or(usual), Frames::for_all(fields)?);
+    for asked in pictures {
+        asked.pixels = asked.pixels.or(all);
+        asked.frames = asked.frames.map(|asked| asked.or(frames));
+    }
+    Ok(())
+}
+
 /// The source of a picture or video.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Source {

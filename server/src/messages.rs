@@ -2,11 +2,12 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::images::{Asked, Pictures, Source, pixel_limits};
+use super::images::{Asked, Pictures, Source, bound, pixel_limits};
 use super::limits::Limits;
 use super::tools;
 use super::videos::Frames;
 use qwen3_vl::chat::{Message, Part};
+use qwen3_vl::media::PixelLimits;
 use serde_json::{Map, Value};
 
 type Result<T> = std::result::Result<T, ApiError>;
@@ -50,15 +51,7 @@ pub(crate) fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>
         };
         messages.push(Message { role: role.to_owned(), content });
     }
-    // as Qwen's own processor takes them, and as servers pass them on to it
-    let own = pixel_limits(fields, limits)?;
-    let passed =
-        fields.object("mm_processor_kwargs")?.map(|passed| pixel_limits(&passed, limits)).transpose()?;
-    let (all, frames) = (own.or(passed.unwrap_or_default()), Frames::for_all(fields)?);
-    for asked in &mut pictures {
-        asked.pixels = asked.pixels.or(all);
-        asked.frames = asked.frames.map(|asked| asked.or(frames));
-    }
+    bound(fields, pictures.iter_mut(), limits, PixelLimits::default())?;
     if pictures.len() > limits.pictures {
         let message = format!("{} pictures; a request may have {}", pictures.len(), limits.pictures);
         return Err(ApiError::invalid("messages", message));

@@ -60,7 +60,7 @@ enum Content {
     /// A picture's file.
     File(Vec<u8>),
     /// A decoded video.
-    Video { visual: Visual, frames: usize, header: PictureHeader },
+    Video(Visual),
 }
 
 type Files = Vec<Shown>;
@@ -146,7 +146,7 @@ async fn seen<T: Send + 'static>(
                     let picture = Picture::decode_while(&name, &file, limits.pixels, &|| wanted.is_so())?;
                     Visual::Image { name, picture }
                 }
-                Content::Video { visual, .. } => visual,
+                Content::Video(visual) => visual,
             };
             wanted.check()?;
             prompt.patches.push(model.processor.seeing()?.within(pixels).patches(&visual)?);
@@ -192,7 +192,7 @@ async fn fetched(app: &Arc<App>, pictures: Pictures, mut charge: Charge) -> Resu
                 let (frames, header) = videos::frames(&visual);
                 back.give_back(most - (frames * header.bytes).min(most));
                 charge = back;
-                Content::Video { visual, frames, header }
+                Content::Video(visual)
             }
         };
         files.push(Shown { name: param, content, pixels });
@@ -225,18 +225,20 @@ async fn outlined<T: Send + 'static>(
         let plan = |Shown { name, content, pixels }: &Shown| {
             wanted.check()?;
             let seeing = processor.seeing()?.within(*pixels);
-            Ok(match content {
+            let (plan, media) = match content {
                 Content::File(file) => {
                     let plan = seeing.plan(name, PictureHeader::read(name, file, limits.pixels)?, None)?;
                     (plan, Media::Image { tokens: plan.tokens })
                 }
-                Content::Video { visual, frames, header } => {
-                    let plan = seeing.plan(name, *header, Some(*frames))?;
+                Content::Video(visual) => {
+                    let (frames, header) = videos::frames(visual);
+                    let plan = seeing.plan(name, header, Some(frames))?;
                     (plan, seeing.media(visual, plan.grid))
                 }
-            })
+            };
+            Ok((plan, (media, plan.grid)))
         };
-        let (plans, media): (Vec<_>, Vec<_>) =
+        let (plans, media): (Vec<ImagePlan>, Vec<_>) =
             files.iter().map(plan).collect::<Result<Vec<_>>>()?.into_iter().unzip();
         let tokens = plans.iter().fold(0usize, |sum, plan| sum.saturating_add(plan.tokens));
         if tokens >= limits.context {
@@ -249,7 +251,6 @@ async fn outlined<T: Send + 'static>(
         let texts = texts.chain(defined.iter().map(|text| &**text));
         fit(app, "messages", texts, wanted)?;
         charge.grow(PAD * tokens)?;
-        let media: Vec<_> = media.into_iter().zip(plans.iter().map(|plan: &ImagePlan| plan.grid)).collect();
         let prompt = processor.outline(&messages, &tools, &media, app.config.control_tokens)?;
         fits(app, "messages", &prompt)?;
         charge.give_back(PAD * tokens);

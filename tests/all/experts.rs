@@ -25,6 +25,15 @@ fn load(device: &Device, options: LoadOptions) -> Qwen3Vl {
     Qwen3Vl::load_with(fixture("moe"), device, options, |_| {}).unwrap()
 }
 
+/// The model, and the bytes of device memory that it takes.
+fn weighed(device: &Device, options: LoadOptions) -> (Qwen3Vl, usize) {
+    let Device::Cuda(cuda) = device else { unreachable!("a CUDA device was asked for") };
+    let live = || memory::pool(cuda).unwrap().statistics().live;
+    let before = live();
+    let model = load(device, options);
+    (model, live() - before)
+}
+
 /// Logits of a pass of so many tokens.
 fn logits(model: &Qwen3Vl, tokens: u32) -> Vec<f32> {
     let ids: Vec<u32> = (1..=tokens).collect();
@@ -49,20 +58,14 @@ fn kinds(device: &Device) -> [LoadOptions; 3] {
 fn streamed_experts_give_the_same_bits_in_less_device_memory() {
     in_own_process!();
     let device = common::cuda_device();
-    let Device::Cuda(cuda) = &device else { unreachable!("a CUDA device was asked for") };
-    let live = || memory::pool(cuda).unwrap().statistics().live;
     for usual in kinds(&device) {
-        let before = live();
-        let resident = load(&device, usual);
-        let all = live() - before;
+        let (resident, all) = weighed(&device, usual);
         let bits = |model: &Qwen3Vl| TOKENS.map(|tokens| logits(model, tokens));
         let expected = (bits(&resident), answer(&resident));
         let layers = resident.config().text.num_hidden_layers;
         for expert_layers in [0, 1] {
             let options = LoadOptions { expert_layers, ..usual.experts(ExpertPlacement::Stream) };
-            let before = live();
-            let model = load(&device, options);
-            let taken = live() - before;
+            let (model, taken) = weighed(&device, options);
             assert_eq!(model.host_expert_layers(), layers - expert_layers);
             assert_eq!(model.weight_bytes(), resident.weight_bytes());
             assert!(bits(&model) == expected.0, "{options:?}: other bits");
@@ -77,21 +80,16 @@ fn streamed_experts_give_the_same_bits_in_less_device_memory() {
 fn experts_of_the_cpu_differ_by_rounding_alone() {
     in_own_process!();
     let device = common::cuda_device();
-    let Device::Cuda(cuda) = &device else { unreachable!("a CUDA device was asked for") };
-    let live = || memory::pool(cuda).unwrap().statistics().live;
     for usual in kinds(&device) {
-        let before = live();
-        let resident = load(&device, usual);
-        let all = live() - before;
+        let (resident, all) = weighed(&device, usual);
         let want = answer(&resident);
         for (experts, equal) in [
             (ExpertPlacement::Cpu, 0),
             (ExpertPlacement::Mixed { cpu_rows: 7 }, 8),
             (ExpertPlacement::Mixed { cpu_rows: 0 }, 1),
         ] {
-            let before = live();
-            let model = load(&device, usual.experts(experts));
-            assert!(experts != ExpertPlacement::Cpu || live() - before < all, "no less device memory");
+            let (model, taken) = weighed(&device, usual.experts(experts));
+            assert!(experts != ExpertPlacement::Cpu || taken < all, "no less device memory");
             for tokens in TOKENS {
                 let (found, want) = (logits(&model, tokens), logits(&resident, tokens));
                 let scale = want.iter().fold(0f32, |most, x| most.max(x.abs()));

@@ -1,5 +1,6 @@
 //! `pascaline finetune`, and `validate --train`.
 
+use crate::common::extent;
 use pascaline_train::shapes;
 use std::collections::BTreeMap;
 use std::fs;
@@ -264,7 +265,7 @@ fn a_run_that_is_killed_at_any_moment_ends_with_the_same_bytes() {
     use std::process::Stdio;
     use std::time::Instant;
 
-    let kills = if std::env::var("PASCALINE_TESTS").as_deref() == Ok("all") { 200 } else { 20 };
+    let kills = if extent::all() { 200 } else { 20 };
     let folder = tempfile::tempdir().unwrap();
     let (model, pairs) = (fixture("qwen3-vl/tiny"), conversations(folder.path(), 6));
     let command = |to: &Path| {

@@ -171,7 +171,7 @@ impl LayerStream {
                 let bytes = own.len();
                 *layer = Some(target.queue_upload(0, own, bytes)?);
             }
-            Layer::Shared(layer) => target.upload_shared(0, layer, 0, layer.len())?,
+            Layer::Shared(layer) => target.upload_shared(layer)?,
         }
         uploaded.record(copies)?;
         *held = Some(index);

@@ -336,29 +336,19 @@ impl DeviceBuffer {
         settle(self.device(), source, queued)
     }
 
-    /// Queues a copy of `bytes` bytes of shared pinned memory, from `at` on, to `offset`. The buffer's stream is one of its readers.
+    /// Queues a copy of shared pinned memory to the buffer's start. The buffer's stream is one of its readers.
     ///
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
-    pub(crate) fn upload_shared(
-        &mut self,
-        offset: usize,
-        source: &SharedHost,
-        at: usize,
-        bytes: usize,
-    ) -> Result<()> {
+    pub(crate) fn upload_shared(&mut self, source: &SharedHost) -> Result<()> {
         let _lock = self.outside_capture("upload")?;
-        let address = self.range("upload", offset, bytes)?;
-        if at.checked_add(bytes).is_none_or(|end| end > source.len()) {
-            let (argument, value) = ("source", format!("{bytes} bytes at {at}"));
-            let reason = format!("it has {} bytes", source.len());
-            return Err(Error::Unsupported { op: "upload", argument, value, reason });
-        }
+        let bytes = source.len();
+        let address = self.range("upload", 0, bytes)?;
         if bytes == 0 || self.device().is_planned() {
             return Ok(());
         }
         self.device().bind()?;
-        let from = (source.address() as usize + at) as *const c_void;
+        let from = source.address() as *const c_void;
         // SAFETY: both ranges are `bytes` long (checked above). The source is written by nobody, and freed after a wait for its
         // readers' streams, of which this is one.
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, bytes, self.device().stream().raw()) };

@@ -3,11 +3,13 @@
 //!
 //! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-use cuda_builder::{CudaBuilder, CudaBuilderError};
+mod common;
+#[path = "../../../tests/all/common/extent.rs"]
+mod extent;
+
 use cust::memory::DeviceCopy;
 use cust::prelude::*;
 use pascaline_driver as driver;
-use std::path::Path;
 
 extern crate ours as cuda_std; // for the path in the list
 
@@ -17,19 +19,9 @@ mod float_list;
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result<()> {
-    let crate_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu");
-    // SAFETY: no other thread runs yet.
-    unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
-    let path = match CudaBuilder::new(crate_path).build() {
-        Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
-            eprintln!("SKIPPED: floats in kernels ({error})");
-            return Ok(());
-        }
-        built => built?,
-    };
+    let Some(text) = common::ptx(common::builder(), "floats in kernels")? else { return Ok(()) };
     driver::select(driver::Backend::Virtual).expect("nothing has asked for a device yet");
     let _context = cust::quick_init()?;
-    let text = std::fs::read_to_string(path)?;
     let exact = ["sqrt.rn", "fma.rn", "cvt.rmi", "cvt.rpi", "cvt.rzi", "cvt.rni", "min", "max"];
     for instruction in exact.iter().flat_map(|name| [format!("\t{name}.f32"), format!("\t{name}.f64")]) {
         assert!(text.contains(&instruction), "no{instruction}");
@@ -89,8 +81,10 @@ fn arguments() -> (Vec<f64>, Vec<f64>, Vec<i32>) {
     };
     let mut pairs: Vec<(f64, f64)> =
         special.iter().flat_map(|&x| special.iter().map(move |&y| (x, y))).collect();
-    let count =
-        if std::env::var("PASCALINE_TESTS").is_ok_and(|value| value == "all") { 20_000 } else { 1500 };
+    let count = if extent::all() { 20_000 } else { 1500 };
+    if !extent::all() {
+        extent::left_out("18,500 pairs of arguments of the functions of floats");
+    }
     // a random significand and sign, and an exponent from −60 to 60, −8 to 7 or anywhere
     let mut number = |range: u64| {
         let bits = random();

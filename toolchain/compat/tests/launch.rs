@@ -3,25 +3,16 @@
 //!
 //! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-use cuda_builder::{CudaBuilder, CudaBuilderError};
+mod common;
+
 use cust::prelude::*;
 use pascaline_driver as driver;
-use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let crate_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu");
-    // SAFETY: no other thread runs yet.
-    unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
-    let path = match CudaBuilder::new(crate_path).build() {
-        Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
-            eprintln!("SKIPPED: launches of Rust-CUDA's kind ({error})");
-            return Ok(());
-        }
-        built => built?,
-    };
+    let Some(text) = common::ptx(common::builder(), "launches of Rust-CUDA's kind")? else { return Ok(()) };
     driver::select(driver::Backend::Virtual).expect("nothing has asked for a device yet");
     let _context = cust::quick_init()?;
-    let module = Module::from_ptx(std::fs::read_to_string(path)?, &[])?;
+    let module = Module::from_ptx(text, &[])?;
     let stream = Stream::new(StreamFlags::NON_BLOCKING, None)?;
     add(&module, &stream)?;
     correlate(&module, &stream)?;

@@ -2,25 +2,16 @@
 //!
 //! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-use cuda_builder::{CudaBuilder, CudaBuilderError, ptx};
+mod common;
+
+use cuda_builder::ptx;
 use cust::prelude::*;
 use pascaline_driver as driver;
-use std::path::Path;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result<()> {
-    let crate_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu");
-    // SAFETY: no other thread runs yet.
-    unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
-    let path = match CudaBuilder::new(crate_path).build() {
-        Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
-            eprintln!("SKIPPED: remainders and orderings ({error})");
-            return Ok(());
-        }
-        built => built?,
-    };
-    let text = std::fs::read_to_string(path)?;
+    let Some(text) = common::ptx(common::builder(), "remainders and orderings")? else { return Ok(()) };
     fences(&text)?;
     driver::select(driver::Backend::Virtual).expect("nothing has asked for a device yet");
     let _context = cust::quick_init()?;

@@ -3,24 +3,17 @@
 //!
 //! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-use cuda_builder::{CudaBuilder, CudaBuilderError, DebugInfo, OptLevel, ptx};
+mod common;
+
+use cuda_builder::{DebugInfo, OptLevel, ptx};
 use cust::prelude::*;
 use pascaline_driver as driver;
-use std::path::Path;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result<()> {
-    let builder = CudaBuilder::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu"));
-    // SAFETY: no other thread runs yet.
-    unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
-    let plain = match builder.clone().build() {
-        Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
-            eprintln!("SKIPPED: options of cuda_builder ({error})");
-            return Ok(());
-        }
-        built => std::fs::read_to_string(built?)?,
-    };
+    let builder = common::builder();
+    let Some(plain) = common::ptx(builder.clone(), "options of cuda_builder")? else { return Ok(()) };
     let other =
         builder.debug(DebugInfo::LineTables).opt_level(OptLevel::Size).fma_contraction(true).ftz(true);
     let other = std::fs::read_to_string(other.build()?)?;

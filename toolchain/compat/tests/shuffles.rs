@@ -2,27 +2,18 @@
 //!
 //! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-use cuda_builder::{CudaBuilder, CudaBuilderError, ptx};
+mod common;
+
+use cuda_builder::ptx;
 use cust::memory::DeviceCopy;
 use cust::prelude::*;
 use pascaline_driver as driver;
 use std::fmt::Debug;
-use std::path::Path;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result<()> {
-    let crate_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu");
-    // SAFETY: no other thread runs yet.
-    unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
-    let path = match CudaBuilder::new(crate_path).build() {
-        Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
-            eprintln!("SKIPPED: shuffles ({error})");
-            return Ok(());
-        }
-        built => built?,
-    };
-    let text = std::fs::read_to_string(path)?;
+    let Some(text) = common::ptx(common::builder(), "shuffles")? else { return Ok(()) };
     driver::select(driver::Backend::Virtual).expect("nothing has asked for a device yet");
     let _context = cust::quick_init()?;
     let gpu = Gpu {
