@@ -33,7 +33,7 @@ pub(super) struct Args {
     to: PathBuf,
 
     /// The type of most matrices. Names that end in M or L, and Q2_K, use more bits for the matrices that matter most; all but
-    /// F16 and Q8_0 have the output matrix in Q6_K.
+    /// F16, Q8_0 and MXFP4_MOE have the output matrix in Q6_K. MXFP4_MOE stores experts in MXFP4, all else in Q8_0.
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_K_M", ignore_case = true, value_parser = mixes())]
     mix: Mix,
 

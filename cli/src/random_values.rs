@@ -61,8 +61,8 @@ enum Pattern {
     Constant(Vec<u8>),
     /// Uniform: a random byte chooses one of 256 values.
     Values { size: usize, table: Vec<u8> },
-    /// Random quants and sub-block scales, with these f16 scales at their offsets in the block.
-    Blocks { size: usize, scales: Vec<(usize, [u8; 2])> },
+    /// Random quants and sub-block scales, with the bytes of these scales at their offsets in the block.
+    Blocks { size: usize, scales: Vec<(usize, Vec<u8>)> },
 }
 
 impl Pattern {
@@ -91,8 +91,9 @@ impl Pattern {
     fn blocks(ty: GgmlType, d: f32) -> Self {
         let about = ty.descriptor();
         let scales = about.scales.iter().zip([d, about.centre * d]);
-        let scales = scales.map(|(&at, scale)| (at, f16::from_f32(scale).to_le_bytes())).collect();
-        Self::Blocks { size: ty.block_bytes(), scales }
+        let scales = scales.map(|(&at, scale)| (at, f16::from_f32(scale).to_le_bytes().to_vec()));
+        let exponent = about.exponent.map(|at| (at, vec![(d.log2().round() + 127.0) as u8]));
+        Self::Blocks { size: ty.block_bytes(), scales: scales.chain(exponent).collect() }
     }
 
     fn fill(&self, rng: &mut ChaCha8Rng, bytes: &mut [u8]) {
@@ -111,7 +112,7 @@ impl Pattern {
                 rng.fill_bytes(bytes);
                 for block in bytes.chunks_exact_mut(*size) {
                     for (at, scale) in scales {
-                        block[*at..at + 2].copy_from_slice(scale);
+                        block[*at..at + scale.len()].copy_from_slice(scale);
                     }
                 }
             }

@@ -189,6 +189,8 @@ fn layers_that_matter_get_larger_types() {
     assert!(of_mix(Mix::Q4_K_M, "mlp.up_proj", GgmlType::Q6_K).is_empty());
     assert_eq!(of_mix(Mix::IQ4_XS, "mlp.down_proj", GgmlType::Q5_K), [0, 1, 2, 3]);
     assert_eq!(of_mix(Mix::IQ4_XS, "self_attn.v_proj", GgmlType::Q5_K).len(), 36);
+    assert_eq!(of_mix(Mix::MXFP4_MOE, "mlp.experts.down_proj", GgmlType::MXFP4).len(), 36);
+    assert_eq!(of_mix(Mix::MXFP4_MOE, "self_attn.v_proj", GgmlType::Q8_0).len(), 36);
     assert_eq!(of_mix(Mix::Q3_K_M, "self_attn.v_proj", GgmlType::Q5_K), [0, 1]);
     assert_eq!(of_mix(Mix::Q3_K_M, "mlp.down_proj", GgmlType::Q5_K), [0, 1]);
     for (mix, usual, [values, down, out]) in [

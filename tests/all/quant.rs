@@ -411,6 +411,7 @@ fn formats_by_what_they_lose() -> Result<()> {
         Format::Iq4Nl,
         Format::Iq4Xs,
         Format::Q4_0,
+        Format::Mxfp4,
         Format::Q3K,
         Format::Q2K,
     ];

@@ -107,6 +107,7 @@ fn quantized_matrices_change_logits_as_much_as_their_formats_lose() {
             (Format::Q4K, 0.58),
             (Format::Iq4Nl, 0.58),
             (Format::Iq4Xs, 0.58),
+            (Format::Mxfp4, 0.82), // it loses 11 %
         ] {
             let report = quantized_logits(&device, format);
             common::say(&format!("{} on {device}: {report}", quant::name(format)));

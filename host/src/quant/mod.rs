@@ -10,6 +10,7 @@
 //! | `Q6K`      | 6.6            | 8 bits per 16 values under one f16 per 256 | the embedding and output matrices of 4-bit models |
 //! | `Iq4Nl`    | 4.5            | one f16 per 32 values; 16 unevenly spaced levels | less error than Q4_0 at its size, rows of any multiple of 32 |
 //! | `Iq4Xs`    | 4.25           | 6 bits per 32 values under one f16 per 256; levels as Iq4Nl | small, with less error than Q4_0 |
+//! | `Mxfp4`    | 4.5 (4.25 in files) | a power of two per 32 values; 4-bit floats | checkpoints that were made in it; a larger error than Q4_0's |
 //!
 //! All but `I8` are GGUF's formats; [`QuantTensor::from_gguf_bytes`] reads a file's bytes. In
 //! memory quants and scales are separate arrays, so that kernels can load 16 bytes at a time.
@@ -62,7 +63,7 @@ pub struct QuantTensor {
     pub(crate) k: usize,
     /// u32 words: the quants, row-major.
     pub(crate) quants: Tensor,
-    /// f32 [n], f16 [n, k/32], or u32 [n, k/256, words], as the format's [`Scales`] say.
+    /// f32 [n], f16 (of MXFP4 the bits of bf16) [n, k/32], or u32 [n, k/256, words], as the format's [`Scales`] say.
     pub(crate) scales: Tensor,
 }
 

@@ -231,7 +231,7 @@ pub(super) unsafe fn upper<W: Weights>(w: Matrix, row: u32, chunk: u32) -> W::Up
     unsafe { W::upper(w.quants.add(row as usize * row_bytes + W::upper_at(chunk) as usize)) }
 }
 
-/// The f16 scale of a block.
+/// The 16-bit scale of a block.
 ///
 /// # Safety
 /// As [`Weights::packed`].
@@ -257,9 +257,9 @@ pub(super) fn dot32(a: [[u32; 4]; 2], b: [[u32; 4]; 2], mut sum: i32) -> i32 {
     sum
 }
 
-/// The parts of [`Weights`] about scales, for a format with one f16 scale per block and no minimum.
+/// The parts of [`Weights`] about scales, for a format with one scale per block, a 16-bit float of the given type, and no minimum.
 macro_rules! half_scales {
-    () => {
+    ($float:expr) => {
         type Scale = f32;
         type Raw = u32;
 
@@ -276,7 +276,7 @@ macro_rules! half_scales {
 
         #[inline(always)]
         fn scale(raw: u32, _lane: u32) -> f32 {
-            F16(raw as u16).to_f32()
+            $float(raw as u16).to_f32()
         }
 
         type Packed = u16;
@@ -289,7 +289,7 @@ macro_rules! half_scales {
 
         #[inline(always)]
         fn step_min(packed: u16, _block: u32) -> (f32, f32) {
-            (F16(packed).to_f32(), 0.0)
+            ($float(packed).to_f32(), 0.0)
         }
     };
 }

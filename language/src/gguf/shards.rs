@@ -222,12 +222,15 @@ impl Gguf {
         if bytes.len() != info.bytes {
             return Err(self.bad(name, format!("has {} bytes, not {}", info.bytes, bytes.len())));
         }
-        let (block, scales) = (info.ty.block_bytes(), info.ty.descriptor().scales);
+        let (block, ty) = (info.ty.block_bytes(), info.ty.descriptor());
         let piece = info.ty.bytes(PIECE);
         bytes.par_chunks_mut(piece).enumerate().try_for_each(|(number, bytes)| {
             self.fill(name, file, bytes, info.begin + (number * piece) as u64)?;
-            // All exponent bits set: the f16 is not finite.
-            let is_finite = |block: &[u8]| scales.iter().all(|&at| block[at + 1] & 0x7c != 0x7c);
+            // All exponent bits set: the f16 is not finite. The same of an E8M0 is NaN.
+            let is_finite = |block: &[u8]| {
+                ty.scales.iter().all(|&at| block[at + 1] & 0x7c != 0x7c)
+                    && ty.exponent.is_none_or(|at| block[at] != 255)
+            };
             match bytes.chunks_exact(block).position(|block| !is_finite(block)) {
                 None => Ok(()),
                 Some(at) => {

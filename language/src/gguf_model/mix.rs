@@ -19,6 +19,8 @@ pub enum Mix {
     IQ4_NL,
     IQ4_XS,
     Q4_0,
+    /// Experts in MXFP4, all else in Q8_0.
+    MXFP4_MOE,
     Q3_K_L,
     Q3_K_M,
     Q3_K_S,
@@ -27,7 +29,7 @@ pub enum Mix {
 
 impl Mix {
     /// Every mix, the largest first.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::F16,
         Self::Q8_0,
         Self::Q6_K,
@@ -36,6 +38,7 @@ impl Mix {
         Self::IQ4_NL,
         Self::IQ4_XS,
         Self::Q4_0,
+        Self::MXFP4_MOE,
         Self::Q3_K_L,
         Self::Q3_K_M,
         Self::Q3_K_S,
@@ -53,6 +56,7 @@ impl Mix {
             Self::IQ4_NL => ("IQ4_NL", 25, GgmlType::IQ4_NL),
             Self::IQ4_XS => ("IQ4_XS", 30, GgmlType::IQ4_XS),
             Self::Q4_0 => ("Q4_0", 2, GgmlType::Q4_0),
+            Self::MXFP4_MOE => ("MXFP4_MOE", 38, GgmlType::Q8_0),
             Self::Q3_K_L => ("Q3_K_L", 13, GgmlType::Q3_K),
             Self::Q3_K_M => ("Q3_K_M", 12, GgmlType::Q3_K),
             Self::Q3_K_S => ("Q3_K_S", 11, GgmlType::Q3_K),
@@ -95,7 +99,11 @@ impl Mix {
     fn wanted(self, published: &str, config: &Config) -> GgmlType {
         let usual = self.row().2;
         if published == config.output() {
-            return if matches!(self, Self::F16 | Self::Q8_0) { usual } else { GgmlType::Q6_K };
+            return if matches!(self, Self::F16 | Self::Q8_0 | Self::MXFP4_MOE) {
+                usual
+            } else {
+                GgmlType::Q6_K
+            };
         }
         let layers = config.text.num_hidden_layers;
         let layer = published.split('.').find_map(|part| part.parse::<usize>().ok()).unwrap_or(0);
@@ -109,6 +117,8 @@ impl Mix {
         let eight = config.text.experts.as_ref().is_some_and(|experts| experts.count == 8);
         match self {
             Self::F16 | Self::Q8_0 => usual,
+            Self::MXFP4_MOE if published.contains("experts") => GgmlType::MXFP4,
+            Self::MXFP4_MOE => usual,
             _ if eight && (values || published.contains("k_proj")) => GgmlType::Q8_0,
             Self::Q2_K | Self::Q3_K_S | Self::Q3_K_M | Self::IQ4_NL | Self::IQ4_XS | Self::Q4_K_M
                 if eight && out =>

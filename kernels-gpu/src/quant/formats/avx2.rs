@@ -157,20 +157,34 @@ pub(super) fn upper_bits(words: __m256i, from: __m256i, bits: i8) -> __m256i {
     _mm256_slli_epi16(_mm256_and_si256(_mm256_srlv_epi32(words, from), _mm256_set1_epi8(bits)), 4)
 }
 
-/// The steps of eight blocks with an f16 scale each.
+/// The 16-bit scales of eight blocks, zero past the end.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn halves(scales: &[u8], group: usize) -> [__m256; 2] {
+fn eight_scales(scales: &[u8], group: usize) -> __m128i {
     let scales = &scales[16 * group..];
-    let halves = match scales.len() < 16 {
+    match scales.len() < 16 {
         false => load_half(scales, 0),
         true => {
             let mut rest = [0; 16];
             rest[..scales.len()].copy_from_slice(scales);
             load_half(&rest, 0)
         }
-    };
-    [_mm256_cvtph_ps(halves), _mm256_setzero_ps()]
+    }
+}
+
+/// The steps of eight blocks with an f16 scale each.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn halves(scales: &[u8], group: usize) -> [__m256; 2] {
+    [_mm256_cvtph_ps(eight_scales(scales, group)), _mm256_setzero_ps()]
+}
+
+/// The steps of eight blocks with a bf16 scale each.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn bf16_steps(scales: &[u8], group: usize) -> [__m256; 2] {
+    let upper = _mm256_slli_epi32(_mm256_cvtepu16_epi32(eight_scales(scales, group)), 16);
+    [_mm256_castsi256_ps(upper), _mm256_setzero_ps()]
 }
 
 /// Eight times the f16 in the low half of a word.

@@ -14,7 +14,7 @@ const _: () = assert!(cfg!(target_endian = "little"));
 pub enum Scales {
     /// One f32.
     Row,
-    /// One f16 for each block of 32 values.
+    /// A 16-bit float for each block of 32 values: f16, of MXFP4 bf16.
     Halves,
     /// This many u32 words for each super-block of 256 values.
     Words(usize),
@@ -107,6 +107,8 @@ pub struct FileType {
     pub bytes: usize,
     /// The offsets of the f16 scales in a block.
     pub scales: &'static [usize],
+    /// The offset of a scale that is a power of two, stored as an exponent of eight bits (E8M0), in types that have one.
+    pub exponent: Option<usize>,
     /// The minimum's factor, relative to the scale's, that centres blocks of random bits; 0 without minima.
     pub centre: f32,
     /// How matrices are stored on a device.
@@ -121,7 +123,18 @@ impl FileType {
     /// A type of one value of so many bytes.
     const fn plain(id: u32, name: &'static str, bytes: usize, decode: fn(&[u8], &mut [f64])) -> Self {
         let storage = DeviceStorage::Plain;
-        Self { id, name, block: 1, bytes, scales: &[], centre: 0.0, storage, decode, encode: None }
+        Self {
+            id,
+            name,
+            block: 1,
+            bytes,
+            scales: &[],
+            exponent: None,
+            centre: 0.0,
+            storage,
+            decode,
+            encode: None,
+        }
     }
 }
 

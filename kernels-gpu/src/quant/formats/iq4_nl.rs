@@ -3,7 +3,7 @@
 //! quants: u4 [n, k], 16 bytes for a block, ordered as [`levels16`](super::levels16) says. scales: f16 [n, k / 32]. A block of a file
 //! is d and 16 bytes as in Q4_0.
 
-use super::levels16::{fit, four, pack, widen};
+use super::levels16::{Iq4, fit, four, pack, widen};
 use crate::device::int8::load_half_word;
 use crate::device::math::fma;
 use crate::device::{Element, F16};
@@ -27,19 +27,19 @@ impl Weights for Iq4Nl {
     const LANE_UNITS: usize = 2;
     const EARLY: usize = 2;
     type Upper = ();
-    half_scales!();
+    half_scales!(F16);
 
     fn widen(chunk: [u32; 4], (): ()) -> [[u32; 4]; 2] {
-        widen(chunk)
+        widen::<Iq4>(chunk)
     }
 
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         // SAFETY: the four columns exist in `w`: this function's contract.
-        unsafe { four::<Self>(w, row, group) }
+        unsafe { four::<Iq4, Self>(w, row, group) }
     }
 
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
-        let sum = dot32(widen(quants[0]), [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
+        let sum = dot32(widen::<Iq4>(quants[0]), [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
         fma(from_magic(sum), scale * x.blocks[0].scale, acc)
     }
 }
@@ -76,12 +76,13 @@ mod on_host {
             block: 32,
             bytes: 18,
             scales: &[0],
+            exponent: None,
             centre: 0.0,
             storage: DeviceStorage::AsIs(Format::Iq4Nl),
             decode: |block, values| {
                 let d = half_at(block, 0);
                 for (i, value) in values.iter_mut().enumerate() {
-                    *value = d * level(&block[2..], i);
+                    *value = d * level::<Iq4>(&block[2..], i);
                 }
             },
             encode: None,
@@ -111,7 +112,7 @@ mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, ROWS, halves};
     use super::super::levels16::on_avx2::{block, sums_of_pair};
-    use super::Iq4Nl;
+    use super::{Iq4, Iq4Nl};
     use std::arch::x86_64::*;
 
     impl Avx2 for Iq4Nl {
@@ -121,7 +122,7 @@ mod on_avx2 {
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
-            block(row, j)
+            block::<Iq4>(row, j)
         }
 
         #[inline]
@@ -137,7 +138,7 @@ mod on_avx2 {
             pair: usize,
             x: [__m256i; 2],
         ) -> [[__m256i; 2]; 2] {
-            sums_of_pair(w, pair, x)
+            sums_of_pair::<Iq4, G>(w, pair, x)
         }
     }
 }

@@ -4,7 +4,7 @@
 //! quants: u4 [n, k], as IQ4_NL's. scales: [`Scales`] [n, k / 256]. A super-block of a file is the scales and each block's 16 bytes, as in
 //! Q4_0.
 
-use super::levels16::{fit, four, pack, widen};
+use super::levels16::{Iq4, fit, four, pack, widen};
 use crate::device::int8::load_pair;
 use crate::device::math::fma;
 use crate::device::{Element, F16};
@@ -80,12 +80,12 @@ impl Weights for Iq4Xs {
     type Raw = [u32; 2];
 
     fn widen(chunk: [u32; 4], (): ()) -> [[u32; 4]; 2] {
-        widen(chunk)
+        widen::<Iq4>(chunk)
     }
 
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         // SAFETY: the four columns exist in `w`: this function's contract.
-        unsafe { four::<Self>(w, row, group) }
+        unsafe { four::<Iq4, Self>(w, row, group) }
     }
 
     fn scales_at(unit: u32) -> u32 {
@@ -107,7 +107,7 @@ impl Weights for Iq4Xs {
         let mut acc = acc;
         unroll!(HALF < 2 => {
             let runs = [x.runs[2 * HALF], x.runs[2 * HALF + 1]];
-            let sum = dot32(widen(quants[HALF]), runs, MAGIC.to_bits() as i32);
+            let sum = dot32(widen::<Iq4>(quants[HALF]), runs, MAGIC.to_bits() as i32);
             acc = fma(from_magic(sum), scale[HALF] * x.blocks[HALF].scale, acc);
         });
         acc
@@ -169,6 +169,7 @@ mod on_host {
             block: 256,
             bytes: 136,
             scales: &[0],
+            exponent: None,
             centre: 0.0,
             storage: DeviceStorage::AsIs(Format::Iq4Xs),
             decode: |block, values| {
@@ -177,7 +178,7 @@ mod on_host {
                     let j = i / 32;
                     let low = block[4 + j / 2] >> (j % 2 * 4) & 15;
                     let scale = i32::from(u16::from(low) | (high >> (2 * j) & 3) << 4) - 32;
-                    *value = d * f64::from(scale) * level(&block[8 + 16 * j..], i % 32);
+                    *value = d * f64::from(scale) * level::<Iq4>(&block[8 + 16 * j..], i % 32);
                 }
             },
             encode: None,
@@ -215,7 +216,7 @@ mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, ROWS, half, word};
     use super::super::levels16::on_avx2::{block, sums_of_pair};
-    use super::Iq4Xs;
+    use super::{Iq4, Iq4Xs};
     use std::arch::x86_64::*;
 
     impl Avx2 for Iq4Xs {
@@ -225,7 +226,7 @@ mod on_avx2 {
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
-            block(row, j)
+            block::<Iq4>(row, j)
         }
 
         #[inline]
@@ -251,7 +252,7 @@ mod on_avx2 {
             pair: usize,
             x: [__m256i; 2],
         ) -> [[__m256i; 2]; 2] {
-            sums_of_pair(w, pair, x)
+            sums_of_pair::<Iq4, G>(w, pair, x)
         }
     }
 }

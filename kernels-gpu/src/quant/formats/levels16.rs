@@ -1,10 +1,10 @@
-//! The common part of IQ4_NL and IQ4_XS: a nibble is the index of one of 16 levels, which are closer together near zero.
+//! The common part of IQ4_NL, IQ4_XS and MXFP4: a nibble is the index of one of 16 levels, which are closer together near zero.
 //!
 //! In memory a block's 16 bytes have the nibbles of neighbouring values together: word i has those of values 4·i to 4·i + 3 in its
 //! lower half, and those of the values 16 later in the upper half. (In the file the former are the low, the latter the high nibbles of
 //! its bytes.) This suits `prmt`, which reads four consecutive nibbles as indices into 8 bytes: three bits of an index select a byte in
 //! each half of the levels, and the fourth bit selects one of the two. 11 instructions look up 8 levels.
-//! Source of the levels: ggml's `kvalues_iq4nl`.
+//! IQ4_NL and IQ4_XS have the same levels. Source: ggml's `kvalues_iq4nl`.
 
 #[cfg(target_arch = "nvptx64")]
 use crate::device::int8::select_bytes;
@@ -14,37 +14,47 @@ use crate::quant::unroll::unroll;
 use crate::quant::weights::{Matrix, Weights, place, row_words};
 use cuda_std::inlined;
 
-/// The levels.
-pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// The levels of a format.
+pub trait Levels16 {
+    /// By index.
+    const LEVELS: [i8; 16];
+}
+
+/// Those of IQ4_NL and IQ4_XS, in order.
+pub struct Iq4;
+
+impl Levels16 for Iq4 {
+    const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+}
 
 /// The middle between levels `i` and `i` + 1.
 const fn middle(i: usize) -> f32 {
-    (LEVELS[i] as f32 + LEVELS[i + 1] as f32) / 2.0
+    (Iq4::LEVELS[i] as f32 + Iq4::LEVELS[i + 1] as f32) / 2.0
 }
 
 /// Four levels as a word.
 #[cfg(target_arch = "nvptx64")]
-const fn level_word(i: usize) -> u32 {
+const fn level_word<T: Levels16>(i: usize) -> u32 {
     u32::from_le_bytes([
-        LEVELS[4 * i] as u8,
-        LEVELS[4 * i + 1] as u8,
-        LEVELS[4 * i + 2] as u8,
-        LEVELS[4 * i + 3] as u8,
+        T::LEVELS[4 * i] as u8,
+        T::LEVELS[4 * i + 1] as u8,
+        T::LEVELS[4 * i + 2] as u8,
+        T::LEVELS[4 * i + 3] as u8,
     ])
 }
 
 /// The levels of a word's eight nibbles, as bytes: of the lower four, then of the upper four.
 #[inline(always)]
-pub fn levels(word: u32) -> [u32; 2] {
+pub fn levels<T: Levels16>(word: u32) -> [u32; 2] {
     #[cfg(target_arch = "nvptx64")]
     {
         // three bits of each nibble select one of eight levels, the fourth selects which eight
         let which = word & 0x7777_7777;
         let eight = word >> 1 & 0x4444_4444 | 0x3210_3210;
         let half = |which, eight| {
-            let negative = select_bytes(level_word(0), level_word(1), which);
-            let positive = select_bytes(level_word(2), level_word(3), which);
-            select_bytes(negative, positive, eight)
+            let lower = select_bytes(level_word::<T>(0), level_word::<T>(1), which);
+            let upper = select_bytes(level_word::<T>(2), level_word::<T>(3), which);
+            select_bytes(lower, upper, eight)
         };
         [half(which, eight), half(which >> 16, eight >> 16)]
     }
@@ -52,14 +62,14 @@ pub fn levels(word: u32) -> [u32; 2] {
     {
         let four = |from: u32| {
             u32::from_le_bytes(std::array::from_fn(|i| {
-                LEVELS[(word >> (from + 4 * i as u32) & 15) as usize] as u8
+                T::LEVELS[(word >> (from + 4 * i as u32) & 15) as usize] as u8
             }))
         };
         [four(0), four(16)]
     }
 }
 
-/// The index of the level nearest to `value`, of two equally near ones the larger; 0 for NaN.
+/// The index of the level of [`Iq4`] nearest to `value`, of two equally near ones the larger; 0 for NaN.
 #[inline(always)]
 fn quant(value: f32) -> u32 {
     let mut number = 0;
@@ -69,15 +79,21 @@ fn quant(value: f32) -> u32 {
     number
 }
 
-/// A block in its memory layout, for 1/scale.
+/// Indices in the memory layout of a block.
 #[inline(always)]
-pub fn pack(values: &[f32; BLOCK], inverse: f32) -> [u32; 4] {
+pub fn pack_indices(index: impl Fn(usize) -> u32) -> [u32; 4] {
     let mut words = [0; 4];
-    unroll!(I < 32 => words[I % 16 / 4] |= quant(values[I] * inverse) << (I / 16 * 16 + I % 4 * 4));
+    unroll!(I < 32 => words[I % 16 / 4] |= index(I) << (I / 16 * 16 + I % 4 * 4));
     words
 }
 
-/// The scale of a block before it is rounded.
+/// A block of [`Iq4`] in its memory layout, for 1/scale.
+#[inline(always)]
+pub fn pack(values: &[f32; BLOCK], inverse: f32) -> [u32; 4] {
+    pack_indices(|i| quant(values[i] * inverse))
+}
+
+/// The scale of a block of [`Iq4`] before it is rounded.
 #[inline(always)]
 pub fn fit(values: &[f32; BLOCK]) -> f32 {
     search::fit::<Search, BLOCK>(values)
@@ -91,14 +107,15 @@ impl Levels for Search {
 
     /// Around the lowest level, up to 14 to either side; then around the highest level likewise.
     fn place(trial: u32) -> f32 {
-        let first = if trial < 15 { LEVELS[0] as f32 - 14.0 } else { LEVELS[15] as f32 - 14.0 - 30.0 };
+        let first =
+            if trial < 15 { Iq4::LEVELS[0] as f32 - 14.0 } else { Iq4::LEVELS[15] as f32 - 14.0 - 30.0 };
         first + 2.0 * trial as f32
     }
 
     fn nearest(value: f32) -> f32 {
-        let mut level = LEVELS[0] as f32;
+        let mut level = Iq4::LEVELS[0] as f32;
         unroll!(I < 16 => if I < 15 {
-            level = if value >= middle(I) { LEVELS[(I + 1) % 16] as f32 } else { level };
+            level = if value >= middle(I) { Iq4::LEVELS[(I + 1) % 16] as f32 } else { level };
         });
         level
     }
@@ -106,26 +123,26 @@ impl Levels for Search {
 
 /// [`Weights::widen`].
 #[inline(always)]
-pub(super) fn widen(chunk: [u32; 4]) -> [[u32; 4]; 2] {
+pub(super) fn widen<T: Levels16>(chunk: [u32; 4]) -> [[u32; 4]; 2] {
     let mut bytes = [[0; 4]; 2];
-    unroll!(I < 4 => [bytes[0][I], bytes[1][I]] = levels(chunk[I]));
+    unroll!(I < 4 => [bytes[0][I], bytes[1][I]] = levels::<T>(chunk[I]));
     bytes
 }
 
 /// # Safety
 /// As [`Weights::four`].
 #[inline(always)]
-pub(super) unsafe fn four<W: Weights>(w: Matrix, row: u32, group: u32) -> u32 {
+pub(super) unsafe fn four<T: Levels16, W: Weights>(w: Matrix, row: u32, group: u32) -> u32 {
     let (word, high) = place(W::BITS, W::HIGH, group);
     // SAFETY: the four columns exist in `w`: this function's contract.
-    let [first, second] = levels(unsafe { *row_words::<W>(w, row).add(word as usize) });
+    let [first, second] = levels::<T>(unsafe { *row_words::<W>(w, row).add(word as usize) });
     if high { second } else { first }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) mod on_host {
     use super::super::host::{nibble, put, words};
-    use super::LEVELS;
+    use super::Levels16;
 
     /// Swaps the bits of `x` under `mask` with those `shift` higher.
     const fn exchange(x: u32, mask: u32, shift: u32) -> u32 {
@@ -144,33 +161,33 @@ pub(super) mod on_host {
     }
 
     /// The level of value `i` of a block in a file.
-    pub fn level(bytes: &[u8], i: usize) -> f64 {
-        f64::from(LEVELS[usize::from(nibble(bytes, i))])
+    pub fn level<T: Levels16>(bytes: &[u8], i: usize) -> f64 {
+        f64::from(T::LEVELS[usize::from(nibble(bytes, i))])
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod on_avx2 {
     use super::super::avx2::{ROWS, add_32, load, load_half, nibbles, of_halves, products};
-    use super::LEVELS;
+    use super::Levels16;
     use std::arch::x86_64::*;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn table() -> __m256i {
-        _mm256_broadcastsi128_si256(load_half(&LEVELS.map(|level| level as u8), 0))
+    fn table<T: Levels16>() -> __m256i {
+        _mm256_broadcastsi128_si256(load_half(&T::LEVELS.map(|level| level as u8), 0))
     }
 
     /// A block's levels.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub fn block(row: &[u8], j: usize) -> __m256i {
+    pub fn block<T: Levels16>(row: &[u8], j: usize) -> __m256i {
         let bytes = load_half(row, j);
         let low = _mm_and_si128(bytes, _mm_set1_epi8(15));
         let high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
         // interleaves: a word of the block's first half, then the word 16 values later
         let quants = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
-        let values = _mm256_shuffle_epi8(table(), quants);
+        let values = _mm256_shuffle_epi8(table::<T>(), quants);
         _mm256_permutevar8x32_epi32(values, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7))
     }
 
@@ -187,7 +204,7 @@ pub(super) mod on_avx2 {
     /// [`Avx2::sums_of_pair`](super::super::avx2::Avx2::sums_of_pair).
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub fn sums_of_pair<const G: usize>(
+    pub fn sums_of_pair<T: Levels16, const G: usize>(
         w: &[&[u8; G]; ROWS],
         pair: usize,
         x: [__m256i; 2],
@@ -197,7 +214,8 @@ pub(super) mod on_avx2 {
         for (sums, row) in sums.iter_mut().zip(w) {
             let bytes = load(*row, pair);
             let [low, high] = [nibbles(bytes), nibbles(_mm256_srli_epi16(bytes, 4))];
-            let [low, high] = [_mm256_shuffle_epi8(table(), low), _mm256_shuffle_epi8(table(), high)];
+            let [low, high] =
+                [_mm256_shuffle_epi8(table::<T>(), low), _mm256_shuffle_epi8(table::<T>(), high)];
             let low = _mm256_madd_epi16(products(true, low, x[0]), ones);
             *sums = _mm256_add_epi32(low, _mm256_madd_epi16(products(true, high, x[1]), ones));
         }

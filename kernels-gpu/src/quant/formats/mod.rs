@@ -9,6 +9,7 @@ pub mod i8;
 pub mod iq4_nl;
 pub mod iq4_xs;
 pub mod levels16;
+pub mod mxfp4;
 pub mod q2_k;
 pub mod q3_k;
 pub mod q4_0;
@@ -48,6 +49,7 @@ macro_rules! for_each_format {
             Q6K q6_k "q6_k" Q6_K;
             Iq4Nl iq4_nl "iq4_nl" IQ4_NL;
             Iq4Xs iq4_xs "iq4_xs" IQ4_XS;
+            Mxfp4 mxfp4 "mxfp4" MXFP4;
             Q3K q3_k "q3_k" Q3_K;
             Q2K q2_k "q2_k" Q2_K;
         }

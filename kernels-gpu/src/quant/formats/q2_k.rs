@@ -235,6 +235,7 @@ mod on_host {
             block: 256,
             bytes: 84,
             scales: &[80, 82],
+            exponent: None,
             centre: 1.5,
             storage: DeviceStorage::AsIs(Format::Q2K),
             decode: |block, values| {

@@ -273,6 +273,7 @@ pub(super) mod on_host {
             block: 256,
             bytes: 110,
             scales: &[108],
+            exponent: None,
             centre: 0.0,
             storage: DeviceStorage::AsIs(Format::Q3K),
             decode: |block, values| {

@@ -57,7 +57,7 @@ impl Weights for Q4_0 {
     const LANE_UNITS: usize = 2;
     const EARLY: usize = 2;
     type Upper = ();
-    half_scales!();
+    half_scales!(F16);
 
     /// The initial value of the integer sum.
     fn of_sum(row: RowScale) -> u32 {
@@ -101,6 +101,7 @@ mod on_host {
             block: 32,
             bytes: 18,
             scales: &[0],
+            exponent: None,
             centre: 0.0,
             storage: DeviceStorage::AsIs(Format::Q4_0),
             decode: |block, values| {

@@ -11,6 +11,7 @@ pub(super) const TYPE: FileType = FileType {
     block: 32,
     bytes: 20,
     scales: &[0, 2],
+    exponent: None,
     centre: -7.5,
     storage: DeviceStorage::Converted(Format::Q4K), // of normal values the type loses 7.9 %, the conversion 1.7 %
     decode: |block, values| {

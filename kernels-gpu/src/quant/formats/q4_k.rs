@@ -328,6 +328,7 @@ pub(super) mod on_host {
             block: 256,
             bytes: 144,
             scales: &[0, 2],
+            exponent: None,
             centre: 7.5,
             storage: DeviceStorage::AsIs(Format::Q4K),
             decode: |block, values| {

@@ -9,6 +9,7 @@ pub(super) const TYPE: FileType = FileType {
     block: 32,
     bytes: 22,
     scales: &[0],
+    exponent: None,
     centre: 0.0,
     storage: DeviceStorage::Converted(Format::Q6K), // of normal values the type loses 4.6 %, the conversion 1.6 %
     decode: |block, values| {

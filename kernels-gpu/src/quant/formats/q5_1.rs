@@ -9,6 +9,7 @@ pub(super) const TYPE: FileType = FileType {
     block: 32,
     bytes: 24,
     scales: &[0, 2],
+    exponent: None,
     centre: -15.5,
     storage: DeviceStorage::Converted(Format::Q6K), // of normal values the type loses 3.8 %, the conversion 1.8 %
     decode: |block, values| {

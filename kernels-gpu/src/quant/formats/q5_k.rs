@@ -177,6 +177,7 @@ pub(super) mod on_host {
             block: 256,
             bytes: 176,
             scales: &[0, 2],
+            exponent: None,
             centre: 15.5,
             storage: DeviceStorage::AsIs(Format::Q5K),
             decode: |block, values| {

@@ -272,6 +272,7 @@ mod on_host {
             block: 256,
             bytes: 210,
             scales: &[208],
+            exponent: None,
             centre: 0.0,
             storage: DeviceStorage::AsIs(Format::Q6K),
             decode: |block, values| {

@@ -24,7 +24,7 @@ impl Weights for Q8_0 {
     const HIGH: u32 = 0;
     const EARLY: usize = 2;
     type Upper = ();
-    half_scales!();
+    half_scales!(F16);
 
     #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
@@ -74,6 +74,7 @@ mod on_host {
             block: 32,
             bytes: 34,
             scales: &[0],
+            exponent: None,
             centre: 0.0,
             storage: DeviceStorage::AsIs(Format::Q8_0),
             decode: |block, values| {
