@@ -47,7 +47,7 @@ pub(super) fn checked<const SPACE: bool>(
 ) -> Check<usize> {
     let o = place::<SPACE>(b, w, what, lane, at)?;
     let written = if SPACE == SHARED { &b.shared_written } else { &w.local_written };
-    if !written.is_empty() && written[o..o + what.bytes as usize].contains(&0) {
+    if !written.is_empty() && !all_set(&written[o..o + what.bytes as usize]) {
         let space = if SPACE == SHARED { "shared" } else { "local" };
         return Err(uninitialized(b, w, what, lane, space, at));
     }
@@ -56,14 +56,24 @@ pub(super) fn checked<const SPACE: bool>(
 
 #[inline(always)]
 pub(super) fn bytes_at(memory: &[u8], at: usize, size: u8) -> u64 {
-    let mut v = [0; 8];
-    match size {
-        1 => v[..1].copy_from_slice(&memory[at..at + 1]),
-        2 => v[..2].copy_from_slice(&memory[at..at + 2]),
-        4 => v[..4].copy_from_slice(&memory[at..at + 4]),
-        _ => v.copy_from_slice(&memory[at..at + 8]),
+    // widened in a register: a word that is stored and read back wider would wait for the store
+    let word = &memory[at..at + size as usize];
+    match *word {
+        [a] => a.into(),
+        [a, b] => u16::from_le_bytes([a, b]).into(),
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]).into(),
+        [a, b, c, d, e, f, g, h] => u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        _ => unreachable!("PTX accesses 1, 2, 4 or 8 bytes"),
     }
-    u64::from_le_bytes(v)
+}
+
+/// Whether none of up to 16 bytes, as many as an access has, is 0.
+#[inline(always)]
+fn all_set(bytes: &[u8]) -> bool {
+    match bytes.len() {
+        16 => bytes_at(bytes, 0, 8) & bytes_at(bytes, 8, 8) == u64::from_ne_bytes([1; 8]),
+        n => bytes_at(bytes, 0, n as u8) == u64::from_ne_bytes([1; 8]) >> (64 - 8 * n),
+    }
 }
 
 #[inline(always)]

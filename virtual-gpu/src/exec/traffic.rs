@@ -55,8 +55,8 @@ pub(super) fn wavefronts(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32,
             waves += 1;
             continue;
         }
-        // seen[bank] lists the bank's words so far.
-        let mut seen = [[0u16; 64]; 32];
+        // seen[bank] lists the bank's words so far; a lane has at most one in each.
+        let mut seen = [[0u16; LANES]; 32];
         let mut count = [0u8; 32];
         let mut distinct = 0;
         let mut rest = mask;
