@@ -21,6 +21,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Line<'a> {
+    /// The process has loaded the library.
+    Loaded,
     Finding {
         kind: String,
         kernel: &'a str,
@@ -112,7 +114,9 @@ fn say(what: &str) {
 /// Begins a process's record.
 pub(crate) fn begin() {
     let folder = std::env::var_os("PASCALINE_VIRTUAL_REPORT").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    *record() = Some(Record { folder, ..Record::default() });
+    let mut new = Record { folder, ..Record::default() };
+    new.append(&Line::Loaded);
+    *record() = Some(new);
     on_finding(found);
     on_launch(launched);
     on_refusal(refused);

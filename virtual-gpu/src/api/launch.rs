@@ -58,6 +58,11 @@ impl Logs {
         Ok(logs)
     }
 
+    /// The logs for later: clients of the linker free the array of values, though they may not, so nothing is written to it.
+    pub(super) fn without_sizes(self) -> Self {
+        Self { sizes: Vec::new(), ..self }
+    }
+
     /// # Safety
     /// As [`Self::read`].
     pub(super) unsafe fn write(&self, info: &str, error: &str) {

@@ -55,7 +55,7 @@ api! {
         count: c_uint, options: *mut CUjit_option => *mut c_int, values: *mut *mut c_void, state: *mut CUlinkState => Out<CUlinkState>,
     ) {
         // SAFETY: the caller promised the driver API `count` options and values.
-        let logs = unsafe { Logs::read(count, options, values)? };
+        let logs = unsafe { Logs::read(count, options, values)? }.without_sizes();
         let id = enter()?.handle();
         linkers().insert(id, Linker { logs, text: Vec::new() });
         state.write(id as CUlinkState)

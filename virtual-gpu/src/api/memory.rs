@@ -136,6 +136,20 @@ pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: boo
     if blocks && !capturing { wait(guard, mark) } else { after_enqueue(guard) }
 }
 
+/// As [`set`] on the null stream; it waits where the memory is the host's, as the driver does.
+pub(super) fn set_at_once(at: u64, value: u32, size: u8, count: usize) -> Answer {
+    let null = std::ptr::null_mut();
+    set(enter()?, null, at, value, size, count)?;
+    let mut guard = enter()?;
+    let d = &mut *guard;
+    if !d.pinned(at, 1) {
+        return Ok(());
+    }
+    let id = d.id(null);
+    let mark = (id, d.stream(id)?.queued);
+    wait(guard, mark)
+}
+
 pub(super) fn set(mut guard: Guard, stream: CUstream, at: u64, value: u32, size: u8, count: usize) -> Answer {
     let d = &mut *guard;
     let stream = d.id(stream);
@@ -429,15 +443,15 @@ api! {
     }
 
     fn cuMemsetD8_v2(dst: CUdeviceptr, value: c_uchar, n: usize) {
-        set(enter()?, std::ptr::null_mut(), dst, value as u32, 1, n)
+        set_at_once(dst, value as u32, 1, n)
     }
 
     fn cuMemsetD16_v2(dst: CUdeviceptr, value: c_ushort, n: usize) {
-        set(enter()?, std::ptr::null_mut(), dst, value as u32, 2, n)
+        set_at_once(dst, value as u32, 2, n)
     }
 
     fn cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, n: usize) {
-        set(enter()?, std::ptr::null_mut(), dst, value, 4, n)
+        set_at_once(dst, value, 4, n)
     }
 
     fn cuMemsetD8Async(dst: CUdeviceptr, value: c_uchar, n: usize, stream: CUstream) {

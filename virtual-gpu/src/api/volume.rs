@@ -5,19 +5,24 @@ use std::ffi::{c_uchar, c_uint, c_ushort};
 use cust_raw::*;
 
 use super::codes::*;
-use super::memory::{Slice, copy_slice, set};
+use super::memory::{Slice, copy_slice, set, set_at_once};
 use super::{Answer, Out, api, enter};
 
 /// Bytes to which rows are aligned.
 const PITCH: usize = 512;
 
-fn set_rows(stream: CUstream, at: u64, pitch: usize, value: u32, size: u8, width: usize, rows: usize) -> Answer {
+/// On a stream, or without one as [`set_at_once`].
+fn set_rows(stream: Option<CUstream>, at: u64, pitch: usize, value: u32, size: u8, width: usize, rows: usize) -> Answer {
     let row = width.checked_mul(size as usize).ok_or(INVALID_VALUE)?;
     if rows > 1 && pitch < row {
         return Err(INVALID_VALUE);
     }
     for n in 0..rows {
-        set(enter()?, stream, at + (n * pitch) as u64, value, size, width)?;
+        let at = at + (n * pitch) as u64;
+        match stream {
+            Some(stream) => set(enter()?, stream, at, value, size, width)?,
+            None => set_at_once(at, value, size, width)?,
+        }
     }
     Ok(())
 }
@@ -77,26 +82,26 @@ api! {
     }
 
     fn cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) {
-        set_rows(std::ptr::null_mut(), dst, pitch, value as u32, 1, width, height)
+        set_rows(None, dst, pitch, value as u32, 1, width, height)
     }
 
     fn cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) {
-        set_rows(std::ptr::null_mut(), dst, pitch, value as u32, 2, width, height)
+        set_rows(None, dst, pitch, value as u32, 2, width, height)
     }
 
     fn cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) {
-        set_rows(std::ptr::null_mut(), dst, pitch, value, 4, width, height)
+        set_rows(None, dst, pitch, value, 4, width, height)
     }
 
     fn cuMemsetD2D8Async(dst: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, stream: CUstream) {
-        set_rows(stream, dst, pitch, value as u32, 1, width, height)
+        set_rows(Some(stream), dst, pitch, value as u32, 1, width, height)
     }
 
     fn cuMemsetD2D16Async(dst: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, stream: CUstream) {
-        set_rows(stream, dst, pitch, value as u32, 2, width, height)
+        set_rows(Some(stream), dst, pitch, value as u32, 2, width, height)
     }
 
     fn cuMemsetD2D32Async(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream) {
-        set_rows(stream, dst, pitch, value, 4, width, height)
+        set_rows(Some(stream), dst, pitch, value, 4, width, height)
     }
 }
