@@ -1,5 +1,8 @@
 //! `pascaline virtual`: runs any program of the CUDA driver API on the virtual GPU, and reports what it found there.
 
+// elsewhere the library does not exist
+#![cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), allow(dead_code, unused_imports))]
+
 use super::failure::Failure;
 use super::output::complain;
 use super::printable::printable;
@@ -247,7 +250,8 @@ pub(super) fn run(_: &Args) -> Result<(), Failure> {
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let library = library()?.canonicalize()?;
-    let folder = tempfile::tempdir().map_err(|error| Failure::Failed(format!("no temporary folder: {error}")))?;
+    let folder =
+        tempfile::tempdir().map_err(|error| Failure::Failed(format!("no temporary folder: {error}")))?;
     let (libraries, records) = (folder.path().join("lib"), folder.path().join("records"));
     fs::create_dir(&libraries)?;
     fs::create_dir(&records)?;

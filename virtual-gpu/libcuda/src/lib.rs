@@ -10,6 +10,8 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+#[cfg(test)]
+mod documented;
 mod entry;
 mod lookup;
 mod names;

@@ -106,7 +106,12 @@ unsafe extern "C" fn error_string(code: u32, out: *mut *const c_char) -> u32 {
     unsafe { describe(code, out, |code| texts::name_and_text(code).1) }
 }
 
-unsafe extern "C" fn proc_address(name: *const c_char, out: *mut *const c_void, version: c_int, flags: u64) -> u32 {
+unsafe extern "C" fn proc_address(
+    name: *const c_char,
+    out: *mut *const c_void,
+    version: c_int,
+    flags: u64,
+) -> u32 {
     // SAFETY: the caller's name and out-parameter.
     match unsafe { find(name, out, version, flags) } {
         Ok(true) => 0,
@@ -135,7 +140,12 @@ unsafe extern "C" fn proc_address_v2(
 }
 
 /// Writes the address of a function, or null; says whether there is one.
-unsafe fn find(name: *const c_char, out: *mut *const c_void, version: c_int, flags: u64) -> Result<bool, u32> {
+unsafe fn find(
+    name: *const c_char,
+    out: *mut *const c_void,
+    version: c_int,
+    flags: u64,
+) -> Result<bool, u32> {
     const PER_THREAD: u64 = 2;
     if name.is_null() || out.is_null() {
         return Err(INVALID_VALUE);

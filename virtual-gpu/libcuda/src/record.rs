@@ -113,7 +113,8 @@ fn say(what: &str) {
 
 /// Begins a process's record.
 pub(crate) fn begin() {
-    let folder = std::env::var_os("PASCALINE_VIRTUAL_REPORT").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let folder =
+        std::env::var_os("PASCALINE_VIRTUAL_REPORT").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let mut new = Record { folder, ..Record::default() };
     new.append(&Line::Loaded);
     *record() = Some(new);

@@ -20,8 +20,8 @@ use crate::config::Config;
 use crate::cost;
 use crate::exec::{Gpu, Launch, LaunchContext, LaunchReport, LoadedModule, RemoteReads};
 use crate::finding::{self, Finding, FindingKind};
-use crate::ptx::Module;
 use crate::memory::{Allocation, Kind, MAX_DEVICES, Memory, MemoryError, WRITTEN, device_of};
+use crate::ptx::Module;
 use crate::reports::{self, LaunchKey};
 
 pub(super) type StreamId = u64;

@@ -13,23 +13,22 @@ thread_local! {
     static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// Status and number of a stream's capture. This device has no node handles, so graph and dependencies are not given.
+/// Status, number and graph of a stream's capture, and the nodes that its next work follows; none of them has data of its edge.
 fn capture_info(
     stream: CUstream,
     status: Out<c_int>,
-    id: Out<cuuint64_t>,
-    graph: *mut CUgraph,
-    dependencies: [*mut c_void; 2],
-    count: *mut usize,
+    [id, graph]: [Out<u64>; 2],
+    dependencies: Out<*const u64>,
+    count: Out<usize>,
 ) -> Answer {
     let d = &mut *enter()?;
-    let capture = d.stream(d.id(stream))?.capture;
-    let Some(capture) = capture else { return status.write(0) };
-    if !graph.is_null() || dependencies.iter().any(|to| !to.is_null()) || !count.is_null() {
-        crate::refusal::refuse("graph and dependencies of a stream that is being captured");
-        return Err(NOT_SUPPORTED);
-    }
-    id.write_unless_null(capture);
+    let of = d.id(stream);
+    let capture = d.stream(of)?.capture;
+    let Some((handle, nodes)) = d.capture_of(of)? else { return status.write(0) };
+    id.write_unless_null(capture.unwrap_or_default());
+    graph.write_unless_null(handle);
+    count.write_unless_null(nodes.len());
+    dependencies.write_unless_null(nodes.as_ptr());
     status.write(1)
 }
 
@@ -50,17 +49,18 @@ api! {
     }
 
     fn cuStreamGetCaptureInfo_v2(
-        stream: CUstream, status: *mut c_int => Out<c_int>, id: *mut cuuint64_t => Out<cuuint64_t>, graph: *mut CUgraph,
-        dependencies: *mut c_void, count: *mut usize,
+        stream: CUstream, status: *mut c_int => Out<c_int>, id: *mut cuuint64_t => Out<cuuint64_t>, graph: *mut u64 => Out<u64>,
+        dependencies: *mut *const u64 => Out<*const u64>, count: *mut usize => Out<usize>,
     ) {
-        capture_info(stream, status, id, graph, [dependencies, std::ptr::null_mut()], count)
+        capture_info(stream, status, [id, graph], dependencies, count)
     }
 
     fn cuStreamGetCaptureInfo_v3(
-        stream: CUstream, status: *mut c_int => Out<c_int>, id: *mut cuuint64_t => Out<cuuint64_t>, graph: *mut CUgraph,
-        dependencies: *mut c_void, edges: *mut c_void, count: *mut usize,
+        stream: CUstream, status: *mut c_int => Out<c_int>, id: *mut cuuint64_t => Out<cuuint64_t>, graph: *mut u64 => Out<u64>,
+        dependencies: *mut *const u64 => Out<*const u64>, edges: *mut *const c_void => Out<*const c_void>, count: *mut usize => Out<usize>,
     ) {
-        capture_info(stream, status, id, graph, [dependencies, edges], count)
+        edges.write_unless_null(std::ptr::null());
+        capture_info(stream, status, [id, graph], dependencies, count)
     }
 
     /// The mode is kept for the caller alone: captures here are as strict as the one that began them asks.

@@ -26,7 +26,11 @@ pub(super) struct Logs {
 impl Logs {
     /// # Safety
     /// `options` and `values` are null or hold `count` entries; buffers given in them have the sizes given.
-    pub(super) unsafe fn read(count: c_uint, options: *const c_int, values: *mut *mut c_void) -> Result<Self, u32> {
+    pub(super) unsafe fn read(
+        count: c_uint,
+        options: *const c_int,
+        values: *mut *mut c_void,
+    ) -> Result<Self, u32> {
         let mut logs = Self::default();
         if count == 0 {
             return Ok(logs);
@@ -389,7 +393,9 @@ pub(super) unsafe fn launch(
     let total: u64 = threads.iter().map(|&n| n as u64).product();
     let check = check_launch(k, &launch).and_then(|()| match total <= max_threads(function, k) as u64 {
         true => Ok(()),
-        false => Err((FindingKind::TooManyThreads, format!("{total} threads of {} registers", function.registers))),
+        false => {
+            Err((FindingKind::TooManyThreads, format!("{total} threads of {} registers", function.registers)))
+        }
     });
     if let Err((kind, message)) = check {
         let kernel = function.kernel.clone();
@@ -401,7 +407,9 @@ pub(super) unsafe fn launch(
     if of.device != d.current || d.device_of_stream(stream) != d.current {
         let message = format!(
             "loaded on device {}, launched on a stream of device {} while device {} is current",
-            of.device, d.device_of_stream(stream), d.current
+            of.device,
+            d.device_of_stream(stream),
+            d.current
         );
         let (kind, kernel) = (FindingKind::WrongDevice, function.kernel.clone());
         finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });

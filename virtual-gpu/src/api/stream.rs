@@ -7,7 +7,8 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{
-    Callback, Driver, Event, Stream, StreamId, Work, after_enqueue, is_null, is_per_thread, run_some, run_until,
+    Callback, Driver, Event, Stream, StreamId, Work, after_enqueue, is_null, is_per_thread, run_some,
+    run_until,
 };
 use super::{Answer, Out, api, enter};
 

@@ -12,7 +12,15 @@ use super::{Answer, Out, api, enter};
 const PITCH: usize = 512;
 
 /// On a stream, or without one as [`set_at_once`].
-fn set_rows(stream: Option<CUstream>, at: u64, pitch: usize, value: u32, size: u8, width: usize, rows: usize) -> Answer {
+fn set_rows(
+    stream: Option<CUstream>,
+    at: u64,
+    pitch: usize,
+    value: u32,
+    size: u8,
+    width: usize,
+    rows: usize,
+) -> Answer {
     let row = width.checked_mul(size as usize).ok_or(INVALID_VALUE)?;
     if rows > 1 && pitch < row {
         return Err(INVALID_VALUE);
@@ -46,11 +54,28 @@ fn copy_volume(p: *const CUDA_MEMCPY3D, stream: CUstream, synchronous: bool) -> 
     for z in 0..p.Depth {
         // the row at which the slice begins
         let row = |from: usize, height: usize, y: usize| {
-            (from.checked_add(z)).and_then(|z| z.checked_mul(height)).and_then(|n| n.checked_add(y)).ok_or(INVALID_VALUE)
+            (from.checked_add(z))
+                .and_then(|z| z.checked_mul(height))
+                .and_then(|n| n.checked_add(y))
+                .ok_or(INVALID_VALUE)
         };
         let slice = Slice {
-            src: (p.srcMemoryType, p.srcHost, p.srcDevice, p.srcXInBytes, row(p.srcZ, src_height, p.srcY)?, src_pitch),
-            dst: (p.dstMemoryType, p.dstHost.cast_const(), p.dstDevice, p.dstXInBytes, row(p.dstZ, dst_height, p.dstY)?, dst_pitch),
+            src: (
+                p.srcMemoryType,
+                p.srcHost,
+                p.srcDevice,
+                p.srcXInBytes,
+                row(p.srcZ, src_height, p.srcY)?,
+                src_pitch,
+            ),
+            dst: (
+                p.dstMemoryType,
+                p.dstHost.cast_const(),
+                p.dstDevice,
+                p.dstXInBytes,
+                row(p.dstZ, dst_height, p.dstY)?,
+                dst_pitch,
+            ),
             width: p.WidthInBytes,
             rows: p.Height,
         };
