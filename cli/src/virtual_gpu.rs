@@ -157,7 +157,8 @@ impl Summary {
         }
         for Launches { card, kernel, launches, seconds, bound } in &self.launches {
             let time = super::table::time(std::time::Duration::from_secs_f64(*seconds));
-            line(&format!("{time} estimated on {card}, {launches} launches, bound by {bound}: {kernel}"));
+            let times = if *launches == 1 { "launch" } else { "launches" };
+            line(&format!("{time} estimated on {card}, {launches} {times}, bound by {bound}: {kernel}"));
         }
         for what in &self.refused {
             line(&format!("refused: {what}"));

@@ -68,12 +68,13 @@ fn mistakes_are_said_in_a_sentence() {
     assert!(stderr(&output).contains("has not loaded libcuda.so.1"), "{}", stderr(&output));
 }
 
-/// y[i] = i for every thread; without a bound.
+/// out[i] = i for every thread; a second block writes 4 GiB further on.
 const PTX: &str = ".version 6.4\n.target sm_61\n.address_size 64
 .visible .entry store(.param .u64 out) {
-.reg .b64 %rd<3>; .reg .b32 %r<2>;
+.reg .b64 %rd<4>; .reg .b32 %r<3>;
 ld.param.u64 %rd1, [out];
-mov.u32 %r1, %tid.x;
+mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x;
+cvt.u64.u32 %rd3, %r2; shl.b64 %rd3, %rd3, 32; add.u64 %rd1, %rd1, %rd3;
 mul.wide.u32 %rd2, %r1, 4; add.u64 %rd2, %rd1, %rd2;
 st.global.u32 [%rd2], %r1;
 ret;
@@ -91,26 +92,28 @@ fn a_program_runs_on_the_library_and_its_findings_are_reported() {
 
     let ptx = folder.path().join("store.ptx");
     fs::write(&ptx, PTX).expect("a file");
-    let on_the_driver = |bytes: u32| {
-        let buffer = format!("out:{bytes}:{}", folder.path().join(format!("out{bytes}")).display());
-        let mut program = pascaline(&["virtual", "--card", "p4", "--report", "json", "--"]);
+    let report = folder.path().join("report.json");
+    let on_the_driver = |blocks: &str| {
+        let buffer = format!("out:256:{}", folder.path().join(blocks).display());
+        let mut program = pascaline(&["virtual", "--card", "p4", "--report", "json", "--to"]);
+        program.arg(&report).arg("--");
         // the program itself as a client of libcuda.so.1
         let own = program.get_program().to_owned();
         program.arg(own).arg("run-ptx").arg(&ptx);
         program.args([
-            "--kernel", "store", "--grid", "1", "--block", "64", "--device", "cuda", "--arg", &buffer,
+            "--kernel", "store", "--grid", blocks, "--block", "64", "--device", "cuda", "--arg", &buffer,
         ]);
         program.output().expect("the program starts")
     };
-    let output = on_the_driver(256);
+    let json = || -> Value {
+        serde_json::from_str(&fs::read_to_string(&report).expect("the report")).expect("JSON")
+    };
+    let output = on_the_driver("1");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains("Virtual Tesla P4"), "{}", stdout(&output));
-    let json: Value = serde_json::from_str(&stderr(&output)).expect("JSON alone");
-    assert_eq!(
-        (&json["launches"][0]["kernel"], &json["launches"][0]["launches"]),
-        (&"store".into(), &1.into())
-    );
-    let output = on_the_driver(252);
+    assert_eq!(json()["launches"][0]["kernel"], "store");
+    assert_eq!(json()["launches"][0]["launches"], 1);
+    let output = on_the_driver("2");
     assert_ne!(output.status.code(), Some(0));
-    assert!(stderr(&output).contains("\"kind\": \"OutOfBounds\""), "{}", stderr(&output));
+    assert_eq!(json()["findings"][0]["kind"], "OutOfBounds");
 }
