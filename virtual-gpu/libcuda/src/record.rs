@@ -59,8 +59,9 @@ struct Cost {
 #[derive(Default)]
 struct Record {
     folder: Option<PathBuf>,
-    /// The file and the process that it belongs to: a child that was forked has its own.
-    file: Option<(u32, File)>,
+    /// The process that it is of.
+    process: u32,
+    file: Option<File>,
     findings: u64,
     refused: BTreeSet<String>,
     costs: BTreeMap<(&'static str, String), Cost>,
@@ -69,19 +70,27 @@ struct Record {
 
 static RECORD: Mutex<Option<Record>> = Mutex::new(None);
 
+/// The record of this process; a child that was forked begins with an empty one.
 fn record() -> MutexGuard<'static, Option<Record>> {
-    RECORD.lock().unwrap_or_else(PoisonError::into_inner) // each change leaves it whole
+    let mut record = RECORD.lock().unwrap_or_else(PoisonError::into_inner); // each change leaves it whole
+    if let Some(of_parent) = record.as_mut().filter(|record| record.process != std::process::id()) {
+        *of_parent = Record::new(of_parent.folder.take());
+    }
+    record
 }
 
 impl Record {
+    fn new(folder: Option<PathBuf>) -> Self {
+        Self { folder, process: std::process::id(), ..Self::default() }
+    }
+
     /// Appends a line; a folder that can't be written to is said once.
     fn append(&mut self, line: &Line<'_>) {
         let Some(folder) = &self.folder else { return };
-        let process = std::process::id();
-        if self.file.as_ref().is_none_or(|(of, _)| *of != process) {
-            let path = folder.join(format!("{process}.jsonl"));
+        if self.file.is_none() {
+            let path = folder.join(format!("{}.jsonl", self.process));
             match OpenOptions::new().create(true).append(true).open(&path) {
-                Ok(file) => self.file = Some((process, file)),
+                Ok(file) => self.file = Some(file),
                 Err(error) => {
                     say(&format!("no report: {}: {error}", path.display()));
                     self.folder = None;
@@ -89,7 +98,7 @@ impl Record {
                 }
             }
         }
-        let Some((_, file)) = &mut self.file else { return };
+        let Some(file) = &mut self.file else { return };
         let mut text = serde_json::to_string(line).unwrap_or_default();
         text.push('\n');
         let _ = file.write_all(text.as_bytes()); // the disk is full: the lines before it stay
@@ -115,7 +124,7 @@ fn say(what: &str) {
 pub(crate) fn begin() {
     let folder =
         std::env::var_os("PASCALINE_VIRTUAL_REPORT").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    let mut new = Record { folder, ..Record::default() };
+    let mut new = Record::new(folder);
     new.append(&Line::Loaded);
     *record() = Some(new);
     on_finding(found);
@@ -173,7 +182,8 @@ pub(crate) fn end() {
         return;
     }
     if record.findings > 0 {
-        say(&format!("{} findings", record.findings));
+        let findings = if record.findings == 1 { "finding" } else { "findings" };
+        say(&format!("{} {findings}", record.findings));
     }
     if !record.refused.is_empty() {
         let all: Vec<_> = record.refused.iter().map(String::as_str).collect();

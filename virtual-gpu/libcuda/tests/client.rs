@@ -83,8 +83,9 @@ fn a_foreign_program_runs_and_is_reported_on() {
         (*mut *mut c_void, *mut c_void, *const c_char),
         (&mut kernel, module, name.as_ptr())
     );
-    let mut launch = |blocks: c_uint| {
-        let mut parameters = [(&raw mut out).cast::<c_void>()];
+    let launch = |blocks: c_uint| {
+        let mut address = out;
+        let mut parameters = [(&raw mut address).cast::<c_void>()];
         // eleven arguments, five of them on the stack, through the entry that sets the thread's own stream
         call!(
             cuda,

@@ -213,11 +213,23 @@ pub(super) fn copy_slice(slice: &Slice, stream: CUstream, synchronous: bool) -> 
     copy(guard, stream, c, synchronous)
 }
 
+/// Checks types of memory, which may be no value of the enum, before a reference to them is made.
+///
+/// # Safety
+/// The pointers are valid for reads.
+pub(super) unsafe fn check_kinds(kinds: [*const CUmemorytype; 2]) -> Answer {
+    // SAFETY: this function's contract; any number is an integer.
+    let are_known = kinds.iter().all(|kind| (1..=4).contains(unsafe { &kind.cast::<c_int>().read() }));
+    if are_known { Ok(()) } else { Err(INVALID_VALUE) }
+}
+
 fn copy_2d(p: *const CUDA_MEMCPY2D, stream: CUstream, synchronous: bool) -> Answer {
     if p.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so the caller's valid descriptor.
+    // SAFETY: not null, so the caller's descriptor.
+    unsafe { check_kinds([&raw const (*p).srcMemoryType, &raw const (*p).dstMemoryType])? };
+    // SAFETY: not null, so the caller's valid descriptor, whose enums have been checked.
     let p = unsafe { &*p };
     let pitch = |n: usize| if n == 0 { p.WidthInBytes } else { n };
     let slice = Slice {

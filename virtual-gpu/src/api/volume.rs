@@ -5,7 +5,7 @@ use std::ffi::{c_uchar, c_uint, c_ushort};
 use cust_raw::*;
 
 use super::codes::*;
-use super::memory::{Slice, copy_slice, set, set_at_once};
+use super::memory::{Slice, check_kinds, copy_slice, set, set_at_once};
 use super::{Answer, Out, api, enter};
 
 /// Bytes to which rows are aligned.
@@ -40,7 +40,9 @@ fn copy_volume(p: *const CUDA_MEMCPY3D, stream: CUstream, synchronous: bool) -> 
     if p.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so the caller's valid descriptor.
+    // SAFETY: not null, so the caller's descriptor.
+    unsafe { check_kinds([&raw const (*p).srcMemoryType, &raw const (*p).dstMemoryType])? };
+    // SAFETY: not null, so the caller's valid descriptor, whose enums have been checked.
     let p = unsafe { &*p };
     if p.srcLOD != 0 || p.dstLOD != 0 {
         return Err(INVALID_VALUE);

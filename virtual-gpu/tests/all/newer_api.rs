@@ -131,18 +131,29 @@ fn a_volume_is_copied_slice_by_slice() {
     call!("cuMemsetD2D8_v2", (u64, usize, u8, usize, usize), at, pitch, 7, 6, 4);
     let (from, mut to): (Vec<u8>, _) = ((0..12).collect(), [0u8; 24]);
     // two slices of two rows of three bytes, to the second byte of each row and back with the bytes around them
-    // SAFETY: all zero is a description of nothing.
-    let mut copy: cust_raw::CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
-    copy.srcMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_HOST;
-    copy.dstMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    let mut nothing = std::mem::MaybeUninit::<cust_raw::CUDA_MEMCPY3D>::zeroed();
+    assert_eq!(
+        code!("cuMemcpy3D_v2", (*const cust_raw::CUDA_MEMCPY3D), nothing.as_ptr()),
+        1,
+        "no type of memory"
+    );
+    // SAFETY: types of memory are the only fields of which zero is no value.
+    let mut copy = unsafe {
+        (*nothing.as_mut_ptr()).srcMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_HOST;
+        (*nothing.as_mut_ptr()).dstMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        nothing.assume_init()
+    };
     (copy.srcHost, copy.dstDevice, copy.dstXInBytes) = (from.as_ptr().cast(), at, 1);
     (copy.srcPitch, copy.srcHeight, copy.dstPitch, copy.dstHeight) = (3, 2, pitch, 2);
     (copy.WidthInBytes, copy.Height, copy.Depth) = (3, 2, 2);
     call!("cuMemcpy3D_v2", (*const cust_raw::CUDA_MEMCPY3D), &copy);
+    let mut nothing = std::mem::MaybeUninit::<cust_raw::CUDA_MEMCPY2D>::zeroed();
     // SAFETY: as above.
-    let mut back: cust_raw::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
-    back.srcMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
-    back.dstMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_HOST;
+    let mut back = unsafe {
+        (*nothing.as_mut_ptr()).srcMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+        (*nothing.as_mut_ptr()).dstMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_HOST;
+        nothing.assume_init()
+    };
     (back.srcDevice, back.srcPitch, back.dstHost) = (at, pitch, to.as_mut_ptr().cast());
     (back.dstPitch, back.WidthInBytes, back.Height) = (6, 6, 4);
     call!("cuMemcpy2D_v2", (*const cust_raw::CUDA_MEMCPY2D), &back);
