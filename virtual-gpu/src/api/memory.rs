@@ -219,7 +219,7 @@ pub(super) fn copy_slice(slice: &Slice, stream: CUstream, synchronous: bool) -> 
 /// The pointers are valid for reads.
 pub(super) unsafe fn check_kinds(kinds: [*const CUmemorytype; 2]) -> Answer {
     // SAFETY: this function's contract; any number is an integer.
-    let are_known = kinds.iter().all(|kind| (1..=4).contains(unsafe { &kind.cast::<c_int>().read() }));
+    let are_known = kinds.iter().all(|kind| matches!(unsafe { kind.cast::<c_int>().read() }, 1..=4));
     if are_known { Ok(()) } else { Err(INVALID_VALUE) }
 }
 
