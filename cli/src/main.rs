@@ -96,6 +96,8 @@ mod validate;
 mod validate_model;
 #[cfg(feature = "bench")]
 mod validate_train;
+#[cfg(feature = "profile")]
+mod virtual_gpu;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::complain;
@@ -132,6 +134,10 @@ enum Command {
     /// Run a kernel of any PTX file, check it, count what it does and estimate its time on Pascal cards.
     #[cfg(feature = "profile")]
     RunPtx(run_ptx::Args),
+    /// Run any CUDA program on the virtual GPU, without a GPU, and report races, accesses out of bounds and costs.
+    #[cfg(feature = "profile")]
+    #[command(name = "virtual")]
+    VirtualGpu(virtual_gpu::Args),
     /// Answer a question about images.
     Generate(generate::Args),
     /// Talk with a model about images and anything else.
@@ -199,6 +205,8 @@ fn main() -> ExitCode {
         Command::Profile(args) => profile::run(&args),
         #[cfg(feature = "profile")]
         Command::RunPtx(args) => run_ptx::run(&args),
+        #[cfg(feature = "profile")]
+        Command::VirtualGpu(args) => virtual_gpu::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
         #[cfg(feature = "serve")]

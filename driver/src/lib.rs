@@ -65,6 +65,7 @@
 //! of the driver's in other libraries of the process.
 
 mod backend;
+mod code_texts;
 mod codes;
 pub mod faults;
 pub mod planning;

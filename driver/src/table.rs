@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use cust_raw::*;
 
-use crate::{backend, codes, faults, planning};
+use crate::{backend, code_texts, codes, faults, planning};
 
 /// How far a call depends on the device; determines which scripted faults apply to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -376,14 +376,14 @@ hide!(cuGetErrorString);
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorName(error: u32, name: *mut *const c_char) -> CUresult {
     // SAFETY: the caller passes null or a pointer to write to, as the driver API asks.
-    unsafe { give_text(name, codes::name_and_text(error).0.as_ptr()) }
+    unsafe { give_text(name, code_texts::name_and_text(error).0.as_ptr()) }
 }
 
 /// Answered here, never by the backend: cust's `Display` panics where this fails.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorString(error: u32, text: *mut *const c_char) -> CUresult {
     // SAFETY: the caller passes null or a pointer to write to, as the driver API asks.
-    unsafe { give_text(text, codes::name_and_text(error).1.as_ptr()) }
+    unsafe { give_text(text, code_texts::name_and_text(error).1.as_ptr()) }
 }
 
 /// An attribute of a device by its number in `CUdevice_attribute`, of which `cust_raw` lacks the newer ones.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 /// The check that a kernel failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,9 +107,17 @@ pub(crate) fn say(what: &impl fmt::Display) {
     let _ = writeln!(io::stderr(), "virtual GPU: {what}");
 }
 
+static OBSERVER: OnceLock<fn(&Finding)> = OnceLock::new();
+
+/// From now on calls `observer` for each finding as it is made; a second observer is ignored. It must not call the driver API.
+pub fn on_finding(observer: fn(&Finding)) {
+    let _ = OBSERVER.set(observer);
+}
+
 /// Prints a finding and keeps it for [`take_findings`].
 pub(crate) fn report(finding: Finding) {
     say(&finding);
+    OBSERVER.get().iter().for_each(|observer| observer(&finding));
     FINDINGS.lock().unwrap_or_else(|e| e.into_inner()).push(finding);
 }
 

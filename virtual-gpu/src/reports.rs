@@ -1,9 +1,26 @@
 //! Reports of launches through the driver API, kept on request.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use crate::card::Card;
+use crate::cost::Estimate;
 use crate::exec::LaunchReport;
+
+/// Is called with a launch, the card that ran it, and its estimated time.
+pub type LaunchObserver = fn(&LaunchReport, &'static Card, &Estimate);
+
+static OBSERVER: OnceLock<LaunchObserver> = OnceLock::new();
+
+/// From now on calls `observer` after each launch through the driver API; a second observer is ignored. It must not call the
+/// driver API.
+pub fn on_launch(observer: LaunchObserver) {
+    let _ = OBSERVER.set(observer);
+}
+
+pub(crate) fn launched(report: &LaunchReport, card: &'static Card, estimate: &Estimate) {
+    OBSERVER.get().iter().for_each(|observer| observer(report, card, estimate));
+}
 
 /// A launch without the addresses of its memory.
 #[derive(PartialEq, Eq, Hash)]

@@ -20,3 +20,4 @@ mod report;
 mod serve;
 #[cfg(unix)]
 mod terminal;
+mod virtual_driver;

@@ -5,6 +5,7 @@ pub(super) const OUT_OF_MEMORY: u32 = 2;
 pub(super) const NOT_INITIALIZED: u32 = 3;
 pub(super) const INVALID_DEVICE: u32 = 101;
 pub(super) const INVALID_CONTEXT: u32 = 201;
+pub(super) const UNSUPPORTED_LIMIT: u32 = 215;
 pub(super) const PEER_ACCESS_UNSUPPORTED: u32 = 217;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 pub(super) const PEER_ACCESS_NOT_ENABLED: u32 = 705;

@@ -44,12 +44,12 @@ pub(super) fn with_device(dev: CUdevice) -> Result<(Guard, usize), u32> {
     Ok((guard, device.ok_or(INVALID_DEVICE)?))
 }
 
-fn pci_id(device: usize) -> String {
+pub(super) fn pci_id(device: usize) -> String {
     format!("0000:{:02x}:00.0", device + 1)
 }
 
 /// A device attribute by its number; 0 for features that sm_61 lacks.
-fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u32> {
+pub(super) fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u32> {
     let c = d.devices[device].gpu.config();
     let card = c.card;
     Ok(match n {
@@ -65,7 +65,7 @@ fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u32> {
         12 => 64 << 10,
         13 => card.boost_mhz as c_int * 1000,
         14 => 512,
-        15 | 19 | 31 | 41 | 78 | 79 | 80 | 99 => 1,
+        15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 99 => 1,
         16 => card.sms as c_int,
         30 => 512,
         33 => device as c_int + 1,
@@ -112,6 +112,35 @@ fn make_current(context: u64) {
             c.push(context);
         }
     });
+}
+
+pub(super) fn uuid(out: Out<CUuuid>, dev: CUdevice) -> Answer {
+    let (guard, device) = with_device(dev)?;
+    drop(guard);
+    let mut bytes = b"virtual-sm61-gpu".map(|b| b as c_char);
+    bytes[15] += device as c_char;
+    out.write(CUuuid { bytes })
+}
+
+/// Makes a context and pushes it.
+pub(super) fn create(context: Out<CUcontext>, flags: c_uint, dev: CUdevice) -> Answer {
+    let (mut guard, device) = with_device(dev)?;
+    let d = &mut *guard;
+    let id = d.handle();
+    d.contexts.insert(id, Context { device, flags });
+    CONTEXTS.with_borrow_mut(|c| c.push(id));
+    context.write(id as CUcontext)
+}
+
+/// Waits for all work of a device and returns its fault, if there is one.
+pub(super) fn synchronize(guard: Guard, device: usize) -> Answer {
+    if !guard.captures.is_empty() {
+        return Err(STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let mut guard = run_until(guard, |d| d.is_idle(device))?;
+    let d = &mut *guard;
+    d.observe_device(device);
+    d.fault_of(device)
 }
 
 api! {
@@ -166,11 +195,7 @@ api! {
     }
 
     fn cuDeviceGetUuid(uuid: *mut CUuuid => Out<CUuuid>, dev: CUdevice) {
-        let (guard, device) = with_device(dev)?;
-        drop(guard);
-        let mut bytes = b"virtual-sm61-gpu".map(|b| b as c_char);
-        bytes[15] += device as c_char;
-        uuid.write(CUuuid { bytes })
+        self::uuid(uuid, dev)
     }
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize => Out<usize>, dev: CUdevice) {
@@ -232,12 +257,7 @@ api! {
     }
 
     fn cuCtxCreate_v2(context: *mut CUcontext => Out<CUcontext>, flags: c_uint, dev: CUdevice) {
-        let (mut guard, device) = with_device(dev)?;
-        let d = &mut *guard;
-        let id = d.handle();
-        d.contexts.insert(id, Context { device, flags });
-        CONTEXTS.with_borrow_mut(|c| c.push(id));
-        context.write(id as CUcontext)
+        create(context, flags, dev)
     }
 
     fn cuCtxDestroy_v2(context: CUcontext) {
@@ -324,13 +344,7 @@ api! {
 
     fn cuCtxSynchronize() {
         let guard = enter()?;
-        if !guard.captures.is_empty() {
-            return Err(STREAM_CAPTURE_UNSUPPORTED);
-        }
         let device = guard.current;
-        let mut guard = run_until(guard, |d| d.is_idle(device))?;
-        let d = &mut *guard;
-        d.observe_device(device);
-        d.fault_of(device)
+        synchronize(guard, device)
     }
 }

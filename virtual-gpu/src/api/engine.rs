@@ -6,9 +6,11 @@
 //!
 //! Long because the queue, the kinds of work and the state that they change belong together.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::ffi::c_void;
+use std::ffi::{CString, c_void};
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 use super::codes::*;
@@ -19,12 +21,29 @@ use crate::cost;
 use crate::exec::{Gpu, Launch, LaunchContext, LaunchReport, LoadedModule, RemoteReads};
 use crate::finding::{self, Finding, FindingKind};
 use crate::memory::{Allocation, Kind, MAX_DEVICES, Memory, MemoryError, WRITTEN, device_of};
+use crate::ptx::Module;
 use crate::reports::{self, LaunchKey};
 
 pub(super) type StreamId = u64;
 /// The legacy default stream of a device has the device's number. No handle is so small.
 pub(super) fn is_null(id: StreamId) -> bool {
     id < MAX_DEVICES as u64
+}
+
+/// Marks a thread's own default stream on a device, whose number is in the lowest byte and the thread's above it.
+const PER_THREAD: StreamId = 1 << 62;
+
+pub(super) fn is_per_thread(id: StreamId) -> bool {
+    id & PER_THREAD != 0 && id >> 63 == 0
+}
+
+thread_local! {
+    /// Whether the call that this thread makes takes a null stream for the thread's own default stream.
+    pub(super) static NULL_IS_PER_THREAD: Cell<bool> = const { Cell::new(false) };
+    static THREAD_NUMBER: u64 = {
+        static THREADS: AtomicU64 = AtomicU64::new(0);
+        THREADS.fetch_add(1, Ordering::Relaxed)
+    };
 }
 
 /// Beyond this many, queued work runs at once: a driver's queue is finite too.
@@ -210,8 +229,25 @@ pub(super) struct Function {
     pub max_dynamic_shared: u32,
 }
 
+/// Code that belongs to no context; each device loads it at the first use there.
+pub(super) struct Library {
+    pub module: Arc<Module>,
+    /// The modules that it was loaded as, by device.
+    pub loaded: BTreeMap<usize, u64>,
+}
+
+/// A kernel of a library.
+pub(super) struct LibraryKernel {
+    pub library: u64,
+    pub name: String,
+    /// Its functions, by device.
+    pub functions: BTreeMap<usize, u64>,
+}
+
 /// The state of one device.
 pub(super) struct Device {
+    /// What `cuCtxSetLimit` has set.
+    pub limits: BTreeMap<u32, usize>,
     pub gpu: Gpu,
     pub current_pool: u64,
     pub primary: u64,
@@ -251,9 +287,15 @@ pub(super) struct Driver {
     pub pools: BTreeMap<u64, Pool>,
     /// Stream-ordered allocations: pool of each.
     pub pool_of: HashMap<u64, u64>,
+    /// Kernel names as C strings, for as long as the driver lives.
+    pub names: HashMap<String, CString>,
+    /// Managed allocations: page-locked host memory.
+    pub managed: HashSet<u64>,
     /// Addresses whose stream-ordered free is queued.
     pub freeing: HashSet<u64>,
     pub contexts: HashMap<u64, Context>,
+    pub libraries: HashMap<u64, Library>,
+    pub kernels: HashMap<u64, LibraryKernel>,
     next_handle: u64,
     random: u64,
     /// Whether the running work is part of a graph.
@@ -270,6 +312,7 @@ impl Driver {
         let random = config.seed ^ 0x9e37_79b9_7f4a_7c15;
         let device = |number| Device {
             gpu: Gpu::numbered(number, config.of_device(number)),
+            limits: BTreeMap::new(),
             current_pool: default_pool(number),
             primary: 0,
             primary_count: 0,
@@ -298,10 +341,14 @@ impl Driver {
         &self.devices[self.current].gpu
     }
 
-    /// The stream that a call names: by its handle, or none for the current device's default one.
+    /// The stream that a call names: by its handle, `CU_STREAM_LEGACY` (1), `CU_STREAM_PER_THREAD` (2), or none for the default
+    /// one of the current device.
     pub fn id(&self, handle: cust_raw::CUstream) -> StreamId {
+        let own = || PER_THREAD | THREAD_NUMBER.with(|number| number << 8) | self.current as u64;
         match handle as u64 {
-            0 => self.current as u64,
+            0 if NULL_IS_PER_THREAD.get() => own(),
+            0 | 1 => self.current as u64,
+            2 => own(),
             id if is_null(id) => u64::MAX, // which no stream has
             id => id,
         }
@@ -342,6 +389,10 @@ impl Driver {
     }
 
     pub fn stream(&mut self, id: StreamId) -> Result<&mut Stream, u32> {
+        let device = (id & 0xff) as usize;
+        if is_per_thread(id) && device < self.devices.len() {
+            self.streams.entry(id).or_insert_with(|| Stream::new(device, 0, 0)); // at its first use
+        }
         match self.streams.get_mut(&id) {
             Some(s) if !s.destroyed => Ok(s),
             _ => Err(INVALID_HANDLE),
@@ -509,7 +560,9 @@ impl Driver {
                 match result {
                     Ok(report) => {
                         let report = LaunchReport { in_graph: self.in_graph, ..report };
-                        seconds = cost::estimate(&report, card, l.registers).time;
+                        let estimate = cost::estimate(&report, card, l.registers);
+                        seconds = estimate.time;
+                        reports::launched(&report, card, &estimate);
                         reports::keep(key, report);
                         self.check_writes(mark, writer, &l.kernel);
                         remote.iter().for_each(|remote| self.note_remote_reads(mark, remote));

@@ -40,6 +40,15 @@ pub(super) struct Capture {
     /// `CU_STREAM_CAPTURE_MODE_RELAXED`: potentially unsafe API calls are allowed during the capture.
     pub relaxed: bool,
     joined: Vec<StreamId>,
+    /// The handle that its graph will have.
+    pub graph: u64,
+    /// What a caller was last told that its stream's next work follows.
+    pub told: Vec<u64>,
+}
+
+/// The handle of a node. No function takes one yet; callers count and compare them.
+fn node_handle(graph: u64, node: usize) -> u64 {
+    graph << 24 | (node as u64 + 1)
 }
 
 impl Driver {
@@ -75,7 +84,18 @@ impl Driver {
         Ok(())
     }
 
-    fn end_capture(&mut self, id: StreamId) -> Result<Graph, u32> {
+    /// For a stream that is being captured: the graph's handle, and the nodes that its next work follows.
+    pub(super) fn capture_of(&mut self, id: StreamId) -> Result<Option<(u64, &[u64])>, u32> {
+        let s = self.stream(id)?;
+        let Some(capture) = s.capture else { return Ok(None) };
+        let tail = s.capture_tail.clone();
+        let c = self.captures.get_mut(&capture).ok_or(STREAM_CAPTURE_INVALIDATED)?;
+        c.told = tail.into_iter().map(|node| node_handle(c.graph, node)).collect();
+        Ok(Some((c.graph, &c.told)))
+    }
+
+    /// The graph and its handle.
+    fn end_capture(&mut self, id: StreamId) -> Result<(u64, Graph), u32> {
         let Some(capture) = self.stream(id)?.capture else { return Err(INVALID_VALUE) };
         let Some(c) = self.captures.get(&capture) else { return Err(STREAM_CAPTURE_INVALIDATED) };
         if c.origin != id {
@@ -97,7 +117,11 @@ impl Driver {
             }
         }
         // A forked stream has work that the origin never waited for.
-        if reached.contains(&false) { Err(STREAM_CAPTURE_UNJOINED) } else { Ok(Graph { nodes: c.nodes }) }
+        if reached.contains(&false) {
+            Err(STREAM_CAPTURE_UNJOINED)
+        } else {
+            Ok((c.graph, Graph { nodes: c.nodes }))
+        }
     }
 
     /// Runs a graph over several devices that was launched on a stream: each node on its own device, in any order that the edges
@@ -178,11 +202,10 @@ api! {
         if !(0..=2).contains(&mode) || d.stream(id)?.capture.is_some() {
             return Err(INVALID_VALUE);
         }
-        let capture = d.handle();
-        d.captures.insert(
-            capture,
-            Capture { origin: id, nodes: Vec::new(), relaxed: mode == 2, joined: vec![id] },
-        );
+        let (capture, graph) = (d.handle(), d.handle());
+        let (nodes, joined, told) = (Vec::new(), vec![id], Vec::new());
+        let relaxed = mode == 2;
+        d.captures.insert(capture, Capture { origin: id, nodes, relaxed, joined, graph, told });
         let s = d.stream(id)?;
         s.capture = Some(capture);
         s.capture_tail.clear();
@@ -192,8 +215,7 @@ api! {
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph => Out<CUgraph>) {
         let d = &mut *enter()?;
         let stream = d.id(stream);
-        let g = d.end_capture(stream)?;
-        let id = d.handle();
+        let (id, g) = d.end_capture(stream)?;
         d.graphs.insert(id, g);
         graph.write(id as CUgraph)
     }

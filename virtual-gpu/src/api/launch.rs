@@ -16,17 +16,21 @@ use pascaline_occupancy::Multiprocessor;
 
 /// The log options of a JIT call: the buffers, and where their sizes are given.
 #[derive(Default)]
-struct Logs {
+pub(super) struct Logs {
     info: (usize, usize),
     error: (usize, usize),
-    /// Where to write how many bytes each log has.
-    sizes: Vec<(bool, *mut *mut c_void)>,
+    /// Where to write how many bytes each log has: whether it is the log of errors, and the address.
+    sizes: Vec<(bool, usize)>,
 }
 
 impl Logs {
     /// # Safety
     /// `options` and `values` are null or hold `count` entries; buffers given in them have the sizes given.
-    unsafe fn read(count: c_uint, options: *const c_int, values: *mut *mut c_void) -> Result<Self, u32> {
+    pub(super) unsafe fn read(
+        count: c_uint,
+        options: *const c_int,
+        values: *mut *mut c_void,
+    ) -> Result<Self, u32> {
         let mut logs = Self::default();
         if count == 0 {
             return Ok(logs);
@@ -43,24 +47,29 @@ impl Logs {
                 3 => logs.info.0 = value,
                 4 => {
                     logs.info.1 = value as u32 as usize;
-                    logs.sizes.push((false, slot));
+                    logs.sizes.push((false, slot as usize));
                 }
                 5 => logs.error.0 = value,
                 6 => {
                     logs.error.1 = value as u32 as usize;
-                    logs.sizes.push((true, slot));
+                    logs.sizes.push((true, slot as usize));
                 }
                 // Hints on registers, optimisation, target and caching have no effect here.
-                0..=24 => {}
+                0..=40 => {}
                 _ => return Err(INVALID_VALUE),
             }
         }
         Ok(logs)
     }
 
+    /// The logs for later: clients of the linker free the array of values, though they may not, so nothing is written to it.
+    pub(super) fn without_sizes(self) -> Self {
+        Self { sizes: Vec::new(), ..self }
+    }
+
     /// # Safety
     /// As [`Self::read`].
-    unsafe fn write(&self, info: &str, error: &str) {
+    pub(super) unsafe fn write(&self, info: &str, error: &str) {
         for (text, (buffer, size)) in [(info, self.info), (error, self.error)] {
             if buffer == 0 || size == 0 {
                 continue;
@@ -75,7 +84,7 @@ impl Logs {
         for &(is_error, slot) in &self.sizes {
             let n = if is_error { error.len().min(self.error.1) } else { info.len().min(self.info.1) };
             // SAFETY: the caller's array of values, which the driver may overwrite with results.
-            unsafe { slot.write(n as *mut c_void) };
+            unsafe { (slot as *mut *mut c_void).write(n as *mut c_void) };
         }
     }
 }
@@ -90,8 +99,8 @@ struct Kept {
 }
 
 /// A module, and its entry in a JIT log.
-struct Read {
-    module: Arc<Module>,
+pub(super) struct Read {
+    pub module: Arc<Module>,
     info: String,
 }
 
@@ -123,35 +132,62 @@ fn read(text: &str) -> Result<Arc<Read>, String> {
     Ok(read)
 }
 
+/// Reads an image and writes the logs.
+pub(super) fn compile(image: &[u8], logs: Option<&Logs>) -> Result<Arc<Read>, u32> {
+    let text = std::str::from_utf8(image).map_err(|_| "the image is not text".to_owned());
+    let read = text.and_then(read);
+    if let Some(l) = logs {
+        let (info, error) = match &read {
+            Ok(read) => (read.info.as_str(), ""),
+            Err(log) => ("", log.as_str()),
+        };
+        // SAFETY: the logs were read from the same call's options.
+        unsafe { l.write(info, error) };
+    }
+    read.map_err(|log| {
+        crate::refusal::refuse(&format!("a module: {log}"));
+        INVALID_PTX
+    })
+}
+
 fn load(image: &[u8], logs: Option<&Logs>, out: Out<CUmodule>) -> Answer {
     let d = &mut *enter()?;
-    let text = std::str::from_utf8(image).map_err(|_| "the image is not text".to_owned());
-    let read = match text.and_then(read) {
-        Ok(read) => read,
-        Err(log) => {
-            if let Some(l) = logs {
-                // SAFETY: the logs were read from the same call's options.
-                unsafe { l.write("", &log) };
-            }
-            return Err(INVALID_PTX);
-        }
-    };
+    let read = compile(image, logs)?;
+    let id = load_on(d, &read.module)?;
+    out.write(id as CUmodule)
+}
+
+/// Loads a module on the current device; gives its handle.
+pub(super) fn load_on(d: &mut Driver, module: &Arc<Module>) -> Result<u64, u32> {
     let device = d.current;
-    let loaded = d.here().gpu.load(read.module.clone()).map_err(memory_code)?;
-    if let Some(l) = logs {
-        // SAFETY: the logs were read from the same call's options.
-        unsafe { l.write(&read.info, "") };
-    }
+    let loaded = d.here().gpu.load(Arc::clone(module)).map_err(memory_code)?;
     let id = d.handle();
     d.modules.insert(id, OnDevice { device, loaded: Arc::new(loaded) });
-    out.write(id as CUmodule)
+    Ok(id)
+}
+
+/// A new handle of a kernel of a module.
+pub(super) fn new_function(d: &mut Driver, module: u64, name: &str) -> Result<u64, u32> {
+    let m = Arc::clone(&d.module(module)?.loaded);
+    let k = m.module.kernel(name).ok_or(NOT_FOUND)?;
+    let registers = m.module.registers(k);
+    let id = d.handle();
+    let max_dynamic_shared = (48 << 10) - k.dynamic_start;
+    d.functions.insert(id, Function { module, kernel: name.to_owned(), registers, max_dynamic_shared });
+    Ok(id)
+}
+
+/// The answer to an image of machine code.
+pub(super) fn machine_code() -> u32 {
+    crate::refusal::refuse("a module of machine code (cubin or fat binary): this device runs PTX alone");
+    NO_BINARY_FOR_GPU
 }
 
 /// The text of a PTX image, or the code that says why it is not one.
 ///
 /// # Safety
 /// `image` is null, a NUL-terminated text, or a binary image of at least four bytes.
-unsafe fn image_text<'a>(image: *const c_void) -> Result<&'a [u8], u32> {
+pub(super) unsafe fn image_text<'a>(image: *const c_void) -> Result<&'a [u8], u32> {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -160,13 +196,21 @@ unsafe fn image_text<'a>(image: *const c_void) -> Result<&'a [u8], u32> {
         |magic: &[u8]| magic.iter().enumerate().all(|(i, m)| unsafe { *image.cast::<u8>().add(i) } == *m);
     // ELF (cubin), or a fat binary: machine code, which this device cannot run.
     if starts(b"\x7fELF") || starts(&0xba55_ed50u32.to_le_bytes()) || starts(&0x466243b1u32.to_le_bytes()) {
-        return Err(NO_BINARY_FOR_GPU);
+        return Err(machine_code());
     }
     // SAFETY: not a binary image, so a NUL-terminated text: this function's contract.
     Ok(unsafe { CStr::from_ptr(image.cast()) }.to_bytes())
 }
 
-fn name_of<'a>(name: *const c_char) -> Result<&'a str, u32> {
+/// The PTX in the bytes of a file, which may end in NUL.
+pub(super) fn file_text(bytes: &[u8]) -> Result<&[u8], u32> {
+    if bytes.starts_with(b"\x7fELF") || bytes.starts_with(&0xba55_ed50u32.to_le_bytes()) {
+        return Err(machine_code());
+    }
+    Ok(bytes.split(|&byte| byte == 0).next().unwrap_or_default())
+}
+
+pub(super) fn name_of<'a>(name: *const c_char) -> Result<&'a str, u32> {
     if name.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -174,8 +218,14 @@ fn name_of<'a>(name: *const c_char) -> Result<&'a str, u32> {
     unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)
 }
 
-fn function(d: &Driver, f: CUfunction) -> Result<(&Function, &Kernel), u32> {
-    let f = d.functions.get(&(f as u64)).ok_or(INVALID_HANDLE)?;
+/// A function by its handle; a kernel of a library stands for its function on the current device.
+pub(super) fn function(d: &mut Driver, f: CUfunction) -> Result<(&Function, &Kernel), u32> {
+    let f = d.resolve(f as u64)?;
+    known(d, f)
+}
+
+fn known(d: &Driver, f: u64) -> Result<(&Function, &Kernel), u32> {
+    let f = d.functions.get(&f).ok_or(INVALID_HANDLE)?;
     // Unloading a module invalidates its functions.
     let k = d.module(f.module)?.loaded.module.kernel(&f.kernel).ok_or(INVALID_HANDLE)?;
     Ok((f, k))
@@ -188,8 +238,9 @@ fn max_threads(f: &Function, k: &Kernel) -> u32 {
     declared.min(by_registers).min(1024)
 }
 
-fn resident_blocks(d: &Driver, f: CUfunction, threads: c_int, dynamic: usize) -> Result<u32, u32> {
-    let (f, k) = function(d, f)?;
+fn resident_blocks(d: &mut Driver, f: CUfunction, threads: c_int, dynamic: usize) -> Result<u32, u32> {
+    let f = d.resolve(f as u64)?;
+    let (f, k) = known(d, f)?;
     if threads < 1 {
         return Err(INVALID_VALUE);
     }
@@ -198,6 +249,46 @@ fn resident_blocks(d: &Driver, f: CUfunction, threads: c_int, dynamic: usize) ->
         return Ok(0);
     }
     Ok(Multiprocessor::SM_61.resident_blocks(threads as u32, f.registers, shared as u32))
+}
+
+/// An attribute of a function, by its number.
+pub(super) fn attribute(d: &mut Driver, f: u64, attr: c_int) -> Result<c_int, u32> {
+    let f = d.resolve(f)?;
+    let (function, k) = known(d, f)?;
+    let (major, minor) = d.module(function.module)?.loaded.module.version();
+    let v = match attr {
+        0 => max_threads(function, k),
+        1 => k.shared_bytes,
+        2 => k.const_bytes,
+        3 => k.local_bytes,
+        4 => function.registers,
+        5 => major * 10 + minor,
+        6 => 61,
+        7 => 0,
+        8 => function.max_dynamic_shared,
+        9 => u32::MAX,
+        10..=15 => 0, // clusters, which this chip lacks
+        _ => return Err(INVALID_VALUE),
+    };
+    Ok(v as c_int)
+}
+
+/// Sets an attribute of a function, by its number.
+pub(super) fn set_attribute(d: &mut Driver, f: u64, attr: c_int, value: c_int) -> Answer {
+    let f = d.resolve(f)?;
+    let (_, k) = known(d, f)?;
+    let most = (48 << 10) - k.dynamic_start;
+    match attr {
+        8 if value >= 0 && value as u32 <= most => {
+            if let Some(f) = d.functions.get_mut(&f) {
+                f.max_dynamic_shared = value as u32;
+            }
+            Ok(())
+        }
+        // A hint: shared memory and L1 are separate on this chip.
+        9 if (-1..=100).contains(&value) => Ok(()),
+        _ => Err(INVALID_VALUE),
+    }
 }
 
 fn potential_block_size(
@@ -227,6 +318,116 @@ fn potential_block_size(
     block.write(best.1)
 }
 
+/// The parameter block of a launch.
+///
+/// # Safety
+/// `params` is null or holds a pointer to a value for each parameter of the kernel; `extra` is null or a list of options that ends
+/// with 0.
+unsafe fn parameters(k: &Kernel, params: *mut *mut c_void, extra: *mut *mut c_void) -> Result<Vec<u8>, u32> {
+    let mut block = vec![0u8; k.param_bytes as usize];
+    if !extra.is_null() {
+        if !params.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let (mut from, mut bytes) = (std::ptr::null::<u8>(), 0);
+        for pair in 0.. {
+            // SAFETY: the list has not ended.
+            let option = unsafe { extra.add(2 * pair).read() } as usize;
+            if option == 0 {
+                break; // CU_LAUNCH_PARAM_END
+            }
+            // SAFETY: each option is followed by its value.
+            let value = unsafe { extra.add(2 * pair + 1).read() };
+            match option {
+                1 => from = value.cast(), // CU_LAUNCH_PARAM_BUFFER_POINTER
+                // SAFETY: CU_LAUNCH_PARAM_BUFFER_SIZE points to a size.
+                2 if !value.is_null() => bytes = unsafe { value.cast::<usize>().read_unaligned() },
+                _ => return Err(INVALID_VALUE),
+            }
+        }
+        if (from.is_null() && !block.is_empty()) || bytes < block.len() {
+            return Err(INVALID_VALUE);
+        }
+        if !block.is_empty() {
+            // SAFETY: the caller's buffer has `bytes` bytes, which are at least as many.
+            unsafe { std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), block.len()) };
+        }
+        return Ok(block);
+    }
+    if params.is_null() && !k.params.is_empty() {
+        return Err(INVALID_VALUE);
+    }
+    for (i, p) in k.params.iter().enumerate() {
+        // SAFETY: the caller passes one pointer per parameter of the kernel …
+        let from = unsafe { params.add(i).read() };
+        if from.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let to = &mut block[p.offset as usize..][..p.bytes as usize];
+        // SAFETY: … each to a value of that parameter's size.
+        unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.as_mut_ptr(), to.len()) };
+    }
+    Ok(block)
+}
+
+/// Queues a launch.
+///
+/// # Safety
+/// As for the parameters of [`parameters`].
+pub(super) unsafe fn launch(
+    f: CUfunction,
+    grid: [u32; 3],
+    threads: [u32; 3],
+    shared: u32,
+    stream: CUstream,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Answer {
+    let mut guard = enter()?;
+    let d = &mut *guard;
+    let f = d.resolve(f as u64)?;
+    let (function, k) = known(d, f)?;
+    // SAFETY: this function's contract.
+    let block = unsafe { parameters(k, params, extra)? };
+    let launch = Launch { grid, block: threads, dynamic_shared: shared, params: &block };
+    let total: u64 = threads.iter().map(|&n| n as u64).product();
+    let check = check_launch(k, &launch).and_then(|()| match total <= max_threads(function, k) as u64 {
+        true => Ok(()),
+        false => {
+            Err((FindingKind::TooManyThreads, format!("{total} threads of {} registers", function.registers)))
+        }
+    });
+    if let Err((kind, message)) = check {
+        let kernel = function.kernel.clone();
+        finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+        return Err(kind.code());
+    }
+    let (stream, of) = (d.id(stream), d.module(function.module)?);
+    // a kernel goes to a stream of the device that it is loaded on, whose context is current
+    if of.device != d.current || d.device_of_stream(stream) != d.current {
+        let message = format!(
+            "loaded on device {}, launched on a stream of device {} while device {} is current",
+            of.device,
+            d.device_of_stream(stream),
+            d.current
+        );
+        let (kind, kernel) = (FindingKind::WrongDevice, function.kernel.clone());
+        finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+        return Err(INVALID_HANDLE);
+    }
+    let launch = KernelLaunch {
+        module: Arc::clone(&of.loaded),
+        kernel: function.kernel.clone(),
+        grid,
+        block: threads,
+        shared,
+        registers: function.registers,
+        params: block,
+    };
+    d.enqueue(stream, Work::Launch(Arc::new(launch)))?;
+    after_enqueue(guard)
+}
+
 api! {
     fn cuModuleLoadData(module: *mut CUmodule => Out<CUmodule>, image: *const c_void) {
         // SAFETY: the caller promised the driver API a null pointer or an image.
@@ -245,10 +446,7 @@ api! {
 
     fn cuModuleLoad(module: *mut CUmodule => Out<CUmodule>, path: *const c_char) {
         let bytes = std::fs::read(name_of(path)?).map_err(|_| FILE_NOT_FOUND)?;
-        if bytes.starts_with(b"\x7fELF") {
-            return Err(NO_BINARY_FOR_GPU);
-        }
-        load(&bytes, None, module)
+        load(file_text(&bytes)?, None, module)
     }
 
     /// Waits for the whole device first, as the driver does.
@@ -263,14 +461,7 @@ api! {
 
     fn cuModuleGetFunction(out: *mut CUfunction => Out<CUfunction>, module: CUmodule, name: *const c_char) {
         let d = &mut *enter()?;
-        let name = name_of(name)?;
-        let m = Arc::clone(&d.module(module as u64)?.loaded);
-        let k = m.module.kernel(name).ok_or(NOT_FOUND)?;
-        let registers = m.module.registers(k);
-        let id = d.handle();
-        let max_dynamic_shared = (48 << 10) - k.dynamic_start;
-        let f = Function { module: module as u64, kernel: name.to_owned(), registers, max_dynamic_shared };
-        d.functions.insert(id, f);
+        let id = new_function(d, module as u64, name_of(name)?)?;
         out.write(id as CUfunction)
     }
 
@@ -283,123 +474,43 @@ api! {
     }
 
     fn cuFuncGetAttribute(value: *mut c_int => Out<c_int>, attr: CUfunction_attribute => c_int, f: CUfunction) {
-        let d = &mut *enter()?;
-        let (function, k) = self::function(d, f)?;
-        let (major, minor) = d.module(function.module)?.loaded.module.version();
-        let v = match attr {
-            0 => max_threads(function, k),
-            1 => k.shared_bytes,
-            2 => k.const_bytes,
-            3 => k.local_bytes,
-            4 => function.registers,
-            5 => major * 10 + minor,
-            6 => 61,
-            7 => 0,
-            8 => function.max_dynamic_shared,
-            9 => u32::MAX,
-            _ => return Err(INVALID_VALUE),
-        };
-        value.write(v as c_int)
+        let v = attribute(&mut *enter()?, f as u64, attr)?;
+        value.write(v)
     }
 
     fn cuFuncSetAttribute(f: CUfunction, attr: CUfunction_attribute => c_int, value: c_int) {
-        let d = &mut *enter()?;
-        let (_, k) = function(d, f)?;
-        let most = (48 << 10) - k.dynamic_start;
-        match attr {
-            8 if value >= 0 && value as u32 <= most => {
-                if let Some(f) = d.functions.get_mut(&(f as u64)) {
-                    f.max_dynamic_shared = value as u32;
-                }
-                Ok(())
-            }
-            // A hint: shared memory and L1 are separate on this chip.
-            9 if (-1..=100).contains(&value) => Ok(()),
-            _ => Err(INVALID_VALUE),
-        }
+        set_attribute(&mut *enter()?, f as u64, attr, value)
     }
 
     /// A hint that this chip ignores.
     fn cuFuncSetCacheConfig(f: CUfunction, _config: CUfunc_cache => c_int) {
-        function(&*enter()?, f).map(|_| ())
+        function(&mut *enter()?, f).map(|_| ())
     }
 
     /// A hint that this chip ignores.
     fn cuFuncSetSharedMemConfig(f: CUfunction, _config: CUsharedconfig => c_int) {
-        function(&*enter()?, f).map(|_| ())
+        function(&mut *enter()?, f).map(|_| ())
     }
 
     fn cuLaunchKernel(
         f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
         stream: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void,
     ) {
-        let mut guard = enter()?;
-        let d = &mut *guard;
-        let (function, k) = self::function(d, f)?;
-        let mut block = vec![0u8; k.param_bytes as usize];
-        if !extra.is_null() {
-            return Err(NOT_SUPPORTED);
-        }
-        if params.is_null() && !k.params.is_empty() {
-            return Err(INVALID_VALUE);
-        }
-        for (i, p) in k.params.iter().enumerate() {
-            // SAFETY: the caller passes one pointer per parameter of the kernel …
-            let from = unsafe { params.add(i).read() };
-            if from.is_null() {
-                return Err(INVALID_VALUE);
-            }
-            let to = &mut block[p.offset as usize..][..p.bytes as usize];
-            // SAFETY: … each to a value of that parameter's size.
-            unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.as_mut_ptr(), to.len()) };
-        }
-        let (grid, threads) = ([gx, gy, gz], [bx, by, bz]);
-        let launch = Launch { grid, block: threads, dynamic_shared: shared, params: &block };
-        let total = bx as u64 * by as u64 * bz as u64;
-        let check = check_launch(k, &launch).and_then(|()| match total <= max_threads(function, k) as u64 {
-            true => Ok(()),
-            false => Err((FindingKind::TooManyThreads, format!("{total} threads of {} registers", function.registers))),
-        });
-        if let Err((kind, message)) = check {
-            let kernel = function.kernel.clone();
-            finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
-            return Err(kind.code());
-        }
-        let (stream, of) = (d.id(stream), d.module(function.module)?);
-        // a kernel goes to a stream of the device that it is loaded on, whose context is current
-        if of.device != d.current || d.device_of_stream(stream) != d.current {
-            let message = format!(
-                "loaded on device {}, launched on a stream of device {} while device {} is current",
-                of.device, d.device_of_stream(stream), d.current
-            );
-            let (kind, kernel) = (FindingKind::WrongDevice, function.kernel.clone());
-            finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
-            return Err(INVALID_HANDLE);
-        }
-        let launch = KernelLaunch {
-            module: Arc::clone(&of.loaded),
-            kernel: function.kernel.clone(),
-            grid,
-            block: threads,
-            shared,
-            registers: function.registers,
-            params: block,
-        };
-        d.enqueue(stream, Work::Launch(Arc::new(launch)))?;
-        after_enqueue(guard)
+        // SAFETY: the caller promised the driver API parameters as the kernel has them.
+        unsafe { launch(f, [gx, gy, gz], [bx, by, bz], shared, stream, params, extra) }
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: *mut c_int => Out<c_int>, f: CUfunction, threads: c_int, shared: usize,
     ) {
-        let n = resident_blocks(&*enter()?, f, threads, shared)?;
+        let n = resident_blocks(&mut *enter()?, f, threads, shared)?;
         blocks.write(n as c_int)
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         blocks: *mut c_int => Out<c_int>, f: CUfunction, threads: c_int, shared: usize, _flags: c_uint,
     ) {
-        let n = resident_blocks(&*enter()?, f, threads, shared)?;
+        let n = resident_blocks(&mut *enter()?, f, threads, shared)?;
         blocks.write(n as c_int)
     }
 
@@ -407,12 +518,12 @@ api! {
         shared: *mut usize => Out<usize>, f: CUfunction, blocks: c_int, threads: c_int,
     ) {
         let d = &mut *enter()?;
-        let (_, k) = function(d, f)?;
+        let start = function(d, f)?.1.dynamic_start;
         if blocks < 1 || resident_blocks(d, f, threads, 0)? < blocks as u32 {
             return Err(INVALID_VALUE);
         }
         let each = ((96 << 10) / blocks as u32) & !255;
-        shared.write(each.min(48 << 10).saturating_sub(k.dynamic_start) as usize)
+        shared.write(each.min(48 << 10).saturating_sub(start) as usize)
     }
 
     fn cuOccupancyMaxPotentialBlockSize(

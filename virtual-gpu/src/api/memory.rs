@@ -136,7 +136,21 @@ pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: boo
     if blocks && !capturing { wait(guard, mark) } else { after_enqueue(guard) }
 }
 
-fn set(mut guard: Guard, stream: CUstream, at: u64, value: u32, size: u8, count: usize) -> Answer {
+/// As [`set`] on the null stream; it waits where the memory is the host's, as the driver does.
+pub(super) fn set_at_once(at: u64, value: u32, size: u8, count: usize) -> Answer {
+    let null = std::ptr::null_mut();
+    set(enter()?, null, at, value, size, count)?;
+    let mut guard = enter()?;
+    let d = &mut *guard;
+    if !d.pinned(at, 1) {
+        return Ok(());
+    }
+    let id = d.id(null);
+    let mark = (id, d.stream(id)?.queued);
+    wait(guard, mark)
+}
+
+pub(super) fn set(mut guard: Guard, stream: CUstream, at: u64, value: u32, size: u8, count: usize) -> Answer {
     let d = &mut *guard;
     let stream = d.id(stream);
     let Some(bytes) = (count as u64).checked_mul(size as u64) else { return Err(INVALID_VALUE) };
@@ -155,34 +169,43 @@ fn set(mut guard: Guard, stream: CUstream, at: u64, value: u32, size: u8, count:
     after_enqueue(guard)
 }
 
-fn copy_2d(p: *const CUDA_MEMCPY2D, stream: CUstream, synchronous: bool) -> Answer {
-    let guard = enter()?;
-    if p.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, so the caller's valid descriptor.
-    let p = unsafe { &*p };
-    let side = |kind, host: *const c_void, device: u64, x: usize, y: usize, pitch: usize| {
+/// One side of a copy of rows: type of memory, host or device address, bytes to skip in each row, rows to skip, pitch.
+type Side = (CUmemorytype, *const c_void, CUdeviceptr, usize, usize, usize);
+
+/// A copy of rows as the driver API describes it.
+pub(super) struct Slice {
+    pub src: Side,
+    pub dst: Side,
+    pub width: usize,
+    pub rows: usize,
+}
+
+/// Queues the copy of a slice, and waits for it if `synchronous`.
+pub(super) fn copy_slice(slice: &Slice, stream: CUstream, synchronous: bool) -> Answer {
+    let mut guard = enter()?;
+    let d = &mut *guard;
+    let &Slice { src, dst, width, rows } = slice;
+    let side = |(kind, host, device, x, y, pitch): Side| {
         let offset = y.checked_mul(pitch).and_then(|n| n.checked_add(x)).ok_or(INVALID_VALUE)?;
         Ok(match kind {
             CUmemorytype::CU_MEMORYTYPE_HOST => Place::Host((host as usize).wrapping_add(offset)),
             CUmemorytype::CU_MEMORYTYPE_DEVICE => Place::Device(device.wrapping_add(offset as u64)),
-            _ => return Err(NOT_SUPPORTED),
+            CUmemorytype::CU_MEMORYTYPE_UNIFIED => place(d, device.wrapping_add(offset as u64)),
+            CUmemorytype::CU_MEMORYTYPE_ARRAY => {
+                crate::refusal::refuse("a copy of an array");
+                return Err(NOT_SUPPORTED);
+            }
         })
     };
-    let width = p.WidthInBytes;
-    let pitch = |n: usize| if n == 0 { width } else { n };
-    let (src_pitch, dst_pitch) = (pitch(p.srcPitch), pitch(p.dstPitch));
-    if src_pitch < width || dst_pitch < width || dst_pitch.max(src_pitch).checked_mul(p.Height).is_none() {
+    let (src_pitch, dst_pitch) = (src.5, dst.5);
+    if src_pitch < width || dst_pitch < width || dst_pitch.max(src_pitch).checked_mul(rows).is_none() {
         return Err(INVALID_VALUE);
     }
-    let src = side(p.srcMemoryType, p.srcHost, p.srcDevice, p.srcXInBytes, p.srcY, src_pitch)?;
-    let dst = side(p.dstMemoryType, p.dstHost, p.dstDevice, p.dstXInBytes, p.dstY, dst_pitch)?;
     let c = Copy {
-        dst,
-        src,
+        dst: side(dst)?,
+        src: side(src)?,
         width: width as u64,
-        rows: p.Height as u64,
+        rows: rows as u64,
         dst_pitch: dst_pitch as u64,
         src_pitch: src_pitch as u64,
         between: false,
@@ -190,27 +213,94 @@ fn copy_2d(p: *const CUDA_MEMCPY2D, stream: CUstream, synchronous: bool) -> Answ
     copy(guard, stream, c, synchronous)
 }
 
-fn alloc_pinned(out: Out<*mut c_void>, bytes: usize) -> Answer {
-    let mut guard = enter()?;
+/// Checks types of memory, which may be no value of the enum, before a reference to them is made.
+///
+/// # Safety
+/// The pointers are valid for reads.
+pub(super) unsafe fn check_kinds(kinds: [*const CUmemorytype; 2]) -> Answer {
+    // SAFETY: this function's contract; any number is an integer.
+    let are_known = kinds.iter().all(|kind| matches!(unsafe { kind.cast::<c_int>().read() }, 1..=4));
+    if are_known { Ok(()) } else { Err(INVALID_VALUE) }
+}
+
+fn copy_2d(p: *const CUDA_MEMCPY2D, stream: CUstream, synchronous: bool) -> Answer {
+    if p.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so the caller's descriptor.
+    unsafe { check_kinds([&raw const (*p).srcMemoryType, &raw const (*p).dstMemoryType])? };
+    // SAFETY: not null, so the caller's valid descriptor, whose enums have been checked.
+    let p = unsafe { &*p };
+    let pitch = |n: usize| if n == 0 { p.WidthInBytes } else { n };
+    let slice = Slice {
+        src: (p.srcMemoryType, p.srcHost, p.srcDevice, p.srcXInBytes, p.srcY, pitch(p.srcPitch)),
+        dst: (p.dstMemoryType, p.dstHost.cast_const(), p.dstDevice, p.dstXInBytes, p.dstY, pitch(p.dstPitch)),
+        width: p.WidthInBytes,
+        rows: p.Height,
+    };
+    copy_slice(&slice, stream, synchronous)
+}
+
+/// Page-locked host memory, known to all devices.
+pub(super) fn allocate_pinned(d: &mut Driver, bytes: usize) -> Result<u64, u32> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let d = &mut *guard;
     let track = d.ordered() && d.gpu().config().checks.uninitialized;
     let a = d.gpu().memory.insert_pinned(bytes as u64, track).map_err(memory_code)?;
     share(d, &a);
-    out.write(a.base as *mut c_void)
+    Ok(a.base)
+}
+
+fn alloc_pinned(out: Out<*mut c_void>, bytes: usize) -> Answer {
+    let at = allocate_pinned(&mut *enter()?, bytes)?;
+    out.write(at as *mut c_void)
+}
+
+/// Memory of the current device.
+pub(super) fn allocate(d: &mut Driver, bytes: usize) -> Result<u64, u32> {
+    no_capture(d)?;
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let at = d.gpu().memory.alloc(bytes as u64).map_err(memory_code)?;
+    d.note_peak(d.current);
+    Ok(at)
+}
+
+/// Writes an attribute of a pointer, by its number.
+pub(super) fn pointer_attribute(d: &mut Driver, data: *mut c_void, attr: c_int, ptr: CUdeviceptr) -> Answer {
+    let a = d.holder(ptr).memory.locate(ptr, 1).map_err(memory_code)?;
+    let managed = d.managed.contains(&a.base);
+    let device = a.kind == Kind::Device;
+    let owner = device_of(ptr).unwrap_or(d.current);
+    let context = match d.devices[owner].primary {
+        0 => super::device::current(),
+        primary => primary,
+    };
+    // SAFETY: the caller's pointer is null or valid; the type of each attribute is the one its documentation gives.
+    unsafe {
+        match attr {
+            1 => write_out(data.cast::<u64>(), context),
+            2 => write_out(data.cast::<c_uint>(), if device || managed { 2 } else { 1 }),
+            3 => write_out(data.cast::<u64>(), ptr),
+            4 if !device => write_out(data.cast::<u64>(), ptr),
+            7 => write_out(data.cast::<u64>(), a.base),
+            8 => write_out(data.cast::<c_uint>(), managed as c_uint),
+            9 => write_out(data.cast::<c_int>(), owner as c_int),
+            11 => write_out(data.cast::<u64>(), a.base),
+            12 => write_out(data.cast::<usize>(), a.size as usize),
+            13 => write_out(data.cast::<c_uint>(), 1),
+            17 => write_out(data.cast::<u64>(), d.pool_of.get(&a.base).copied().unwrap_or(0)),
+            4 => Err(INVALID_VALUE),
+            _ => Err(NOT_SUPPORTED),
+        }
+    }
 }
 
 api! {
     fn cuMemAlloc_v2(ptr: *mut CUdeviceptr => Out<CUdeviceptr>, bytes: usize) {
-        let d = &mut *enter()?;
-        no_capture(d)?;
-        if bytes == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let at = d.gpu().memory.alloc(bytes as u64).map_err(memory_code)?;
-        d.note_peak(d.current);
+        let at = allocate(&mut *enter()?, bytes)?;
         ptr.write(at)
     }
 
@@ -222,6 +312,10 @@ api! {
         }
         let d = &mut *guard;
         no_capture(d)?;
+        if d.managed.remove(&ptr) {
+            let guard = run_until(guard, Driver::idle)?;
+            return withdraw(&guard, ptr, Kind::Pinned);
+        }
         let device = d.current;
         let mut guard = run_until(guard, |d| d.is_idle(device))?;
         let d = &mut *guard;
@@ -302,32 +396,7 @@ api! {
     }
 
     fn cuPointerGetAttribute(data: *mut c_void, attr: CUpointer_attribute => c_int, ptr: CUdeviceptr) {
-        let d = &mut *enter()?;
-        let a = d.holder(ptr).memory.locate(ptr, 1).map_err(memory_code)?;
-        let device = a.kind == Kind::Device;
-        let owner = device_of(ptr).unwrap_or(d.current);
-        let context = match d.devices[owner].primary {
-            0 => super::device::current(),
-            primary => primary,
-        };
-        // SAFETY: the caller's pointer is null or valid; the type of each attribute is the one its documentation gives.
-        unsafe {
-            match attr {
-                1 => write_out(data.cast::<u64>(), context),
-                2 => write_out(data.cast::<c_uint>(), if device { 2 } else { 1 }),
-                3 => write_out(data.cast::<u64>(), ptr),
-                4 if !device => write_out(data.cast::<u64>(), ptr),
-                7 => write_out(data.cast::<u64>(), a.base),
-                8 => write_out(data.cast::<c_uint>(), 0),
-                9 => write_out(data.cast::<c_int>(), owner as c_int),
-                11 => write_out(data.cast::<u64>(), a.base),
-                12 => write_out(data.cast::<usize>(), a.size as usize),
-                13 => write_out(data.cast::<c_uint>(), 1),
-                17 => write_out(data.cast::<u64>(), d.pool_of.get(&a.base).copied().unwrap_or(0)),
-                4 => Err(INVALID_VALUE),
-                _ => Err(NOT_SUPPORTED),
-            }
-        }
+        pointer_attribute(&mut *enter()?, data, attr, ptr)
     }
 
     fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) {
@@ -377,20 +446,24 @@ api! {
         copy_2d(p, std::ptr::null_mut(), true)
     }
 
+    fn cuMemcpy2DUnaligned_v2(p: *const CUDA_MEMCPY2D) {
+        copy_2d(p, std::ptr::null_mut(), true)
+    }
+
     fn cuMemcpy2DAsync_v2(p: *const CUDA_MEMCPY2D, stream: CUstream) {
         copy_2d(p, stream, false)
     }
 
     fn cuMemsetD8_v2(dst: CUdeviceptr, value: c_uchar, n: usize) {
-        set(enter()?, std::ptr::null_mut(), dst, value as u32, 1, n)
+        set_at_once(dst, value as u32, 1, n)
     }
 
     fn cuMemsetD16_v2(dst: CUdeviceptr, value: c_ushort, n: usize) {
-        set(enter()?, std::ptr::null_mut(), dst, value as u32, 2, n)
+        set_at_once(dst, value as u32, 2, n)
     }
 
     fn cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, n: usize) {
-        set(enter()?, std::ptr::null_mut(), dst, value, 4, n)
+        set_at_once(dst, value, 4, n)
     }
 
     fn cuMemsetD8Async(dst: CUdeviceptr, value: c_uchar, n: usize, stream: CUstream) {

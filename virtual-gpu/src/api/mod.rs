@@ -1,15 +1,22 @@
 //! The CUDA driver API over the virtual GPU, by symbol name.
 
 mod codes;
+mod context;
 mod device;
 mod engine;
 mod graph;
+mod inquiry;
+mod kernel;
 mod launch;
+mod library;
+mod link;
+mod managed;
 mod memory;
 mod order;
 mod peer;
 mod pool;
 mod stream;
+mod volume;
 
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -25,8 +32,15 @@ struct Symbol(&'static str, *const c_void);
 // SAFETY: the pointer is the address of a function, which all threads may share.
 unsafe impl Sync for Symbol {}
 
-static TABLES: [&[Symbol]; 7] = [
+static TABLES: [&[Symbol]; 14] = [
+    context::SYMBOLS,
+    inquiry::SYMBOLS,
     device::SYMBOLS,
+    kernel::SYMBOLS,
+    library::SYMBOLS,
+    link::SYMBOLS,
+    managed::SYMBOLS,
+    volume::SYMBOLS,
     memory::SYMBOLS,
     peer::SYMBOLS,
     pool::SYMBOLS,
@@ -41,7 +55,8 @@ type Answer = Result<(), u32>;
 /// The `extern "C"` function of a driver-API symbol, as `dlsym` on the driver's library would give it.
 ///
 /// The names are the versioned ones that `cust_raw` 0.11.3 declares (`cuMemAlloc_v2`), and every function has
-/// the type that `cust_raw` gives it, with the return code as a 32-bit number. `None`: not supported.
+/// the type that `cust_raw` gives it, with the return code as a 32-bit number; functions newer than these bindings have
+/// the type that cuda.h of CUDA 12.9 gives them. `None`: not supported.
 pub fn symbol(name: &str) -> Option<*const c_void> {
     TABLES.into_iter().flatten().find(|s| s.0 == name).map(|s| s.1)
 }
@@ -91,11 +106,19 @@ pub fn take_peak_memory(device: usize) -> u64 {
 
 /// Runs an API function's body; a panic becomes `CUDA_ERROR_UNKNOWN`.
 fn answer(body: impl FnOnce() -> Answer) -> u32 {
-    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+    engine::NULL_IS_PER_THREAD.set(false);
+    match result {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code,
         Err(_) => UNKNOWN,
     }
+}
+
+/// This thread's next call of a driver function takes a null stream for the thread's own default stream, as the functions
+/// whose names end in `_ptsz` and `_ptds` do.
+pub fn null_stream_is_per_thread() {
+    engine::NULL_IS_PER_THREAD.set(true);
 }
 
 /// The device, if it is initialised, has a current context and no fault.
@@ -154,6 +177,18 @@ unsafe fn write_out<T>(out: *mut T, value: T) -> Answer {
 macro_rules! api {
     (@raw $ty:ty) => { $ty };
     (@raw $ty:ty, $raw:ty) => { $raw };
+    // functions that `cust_raw` lacks
+    (newer $($(#[$doc:meta])* fn $name:ident( $($arg:ident : $ty:ty $(=> $raw:ty)?),* $(,)? ) $body:block)*) => {
+        $(
+            $(#[$doc])*
+            #[allow(non_snake_case, clippy::too_many_arguments)]
+            unsafe extern "C" fn $name($($arg: $crate::api::api!(@raw $ty $(, $raw)?)),*) -> u32 {
+                $crate::api::answer(|| $body)
+            }
+        )*
+        pub(super) static SYMBOLS: &[$crate::api::Symbol] =
+            &[$($crate::api::Symbol(stringify!($name), $name as *const std::ffi::c_void)),*];
+    };
     ($($(#[$doc:meta])* fn $name:ident( $($arg:ident : $ty:ty $(=> $raw:ty)?),* $(,)? ) $body:block)*) => {
         $(
             const _: unsafe extern "C" fn($($ty),*) -> cust_raw::CUresult = cust_raw::$name;

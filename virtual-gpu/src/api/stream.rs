@@ -7,7 +7,8 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{
-    Callback, Driver, Event, Stream, StreamId, Work, after_enqueue, is_null, run_some, run_until,
+    Callback, Driver, Event, Stream, StreamId, Work, after_enqueue, is_null, is_per_thread, run_some,
+    run_until,
 };
 use super::{Answer, Out, api, enter};
 
@@ -58,6 +59,20 @@ fn not_capturing(d: &mut Driver, id: StreamId) -> Answer {
     if d.stream(id)?.capture.is_some() { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
+/// Model time between two events.
+pub(super) fn elapsed(milliseconds: Out<f32>, start: CUevent, end: CUevent) -> Answer {
+    let d = &mut *enter()?;
+    let (s, e) = (event(d, start)?, event(d, end)?);
+    let (Some(a), Some(b)) = (s.recorded, e.recorded) else { return Err(INVALID_HANDLE) };
+    if (s.flags | e.flags) & DISABLE_TIMING != 0 {
+        return Err(INVALID_HANDLE);
+    }
+    if !d.done(a) || !d.done(b) {
+        return Err(NOT_READY);
+    }
+    milliseconds.write(((e.time - s.time) * 1e3) as f32)
+}
+
 api! {
     fn cuStreamCreate(stream: *mut CUstream => Out<CUstream>, flags: c_uint) {
         create(stream, flags, 0)
@@ -71,7 +86,7 @@ api! {
     fn cuStreamDestroy_v2(stream: CUstream) {
         let d = &mut *enter()?;
         let id = d.id(stream);
-        if is_null(id) {
+        if is_null(id) || is_per_thread(id) {
             return Err(INVALID_HANDLE);
         }
         let s = d.stream(id)?;
@@ -176,6 +191,16 @@ api! {
         after_enqueue(guard)
     }
 
+    /// Managed memory is reachable from all streams in any case.
+    fn cuStreamAttachMemAsync(stream: CUstream, ptr: CUdeviceptr, _bytes: usize, flags: c_uint) {
+        let d = &mut *enter()?;
+        d.stream(d.id(stream))?;
+        if !matches!(flags, 1 | 2 | 4) || !d.managed.contains(&ptr) {
+            return Err(INVALID_VALUE);
+        }
+        Ok(())
+    }
+
     fn cuStreamAddCallback(stream: CUstream, callback: CUstreamCallback, data: *mut c_void, flags: c_uint) {
         let mut guard = enter()?;
         let d = &mut *guard;
@@ -204,6 +229,15 @@ api! {
 
     fn cuEventRecord(event: CUevent, stream: CUstream) {
         record(event, stream)
+    }
+
+    /// The flag that makes the record an external node is of captures alone, and refused there.
+    fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) {
+        match flags {
+            0 => record(event, stream),
+            1 => Err(NOT_SUPPORTED),
+            _ => Err(INVALID_VALUE),
+        }
     }
 
     fn cuEventQuery(event: CUevent) {
@@ -237,15 +271,6 @@ api! {
     }
 
     fn cuEventElapsedTime(milliseconds: *mut f32 => Out<f32>, start: CUevent, end: CUevent) {
-        let d = &mut *enter()?;
-        let (s, e) = (event(d, start)?, event(d, end)?);
-        let (Some(a), Some(b)) = (s.recorded, e.recorded) else { return Err(INVALID_HANDLE) };
-        if (s.flags | e.flags) & DISABLE_TIMING != 0 {
-            return Err(INVALID_HANDLE);
-        }
-        if !d.done(a) || !d.done(b) {
-            return Err(NOT_READY);
-        }
-        milliseconds.write(((e.time - s.time) * 1e3) as f32)
+        elapsed(milliseconds, start, end)
     }
 }

@@ -8,5 +8,6 @@ mod driver_api;
 mod foreign;
 mod gpu;
 mod instructions;
+mod newer_api;
 mod nvcc;
 mod several_devices;

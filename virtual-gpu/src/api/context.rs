@@ -1,0 +1,146 @@
+//! Contexts and devices: limits, identities, and the functions that came with newer versions.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use cust_raw::*;
+
+use super::codes::*;
+use super::device::{attribute, create, guard, pci_id, synchronize, uuid, with_device};
+use super::{Out, api, enter, enter_faulted};
+
+/// `CUctxCreateParams`: whether there are affinities, and whether it is shared with graphics; all zero for a plain context.
+type Wishes = [u64; 3];
+
+/// The device of a context, the current one if it is null.
+fn device_of_context(context: CUcontext) -> Result<usize, u32> {
+    if context.is_null() {
+        return Ok(enter_faulted()?.current);
+    }
+    guard()?.contexts.get(&(context as u64)).map(|context| context.device).ok_or(INVALID_CONTEXT)
+}
+
+/// A limit's value where `cuCtxSetLimit` has set none.
+fn default_limit(limit: c_uint) -> Result<usize, u32> {
+    match limit {
+        0 => Ok(1 << 10),
+        1 => Ok(1 << 20),
+        2 => Ok(8 << 20),
+        5 => Ok(64),
+        3 | 4 | 6..=9 => Err(UNSUPPORTED_LIMIT),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+api! {
+    newer
+
+    fn cuCtxCreate_v3(
+        context: *mut CUcontext => Out<CUcontext>, _affinities: *mut c_void, count: c_int, flags: c_uint, dev: CUdevice,
+    ) {
+        if count != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        create(context, flags, dev)
+    }
+
+    fn cuCtxCreate_v4(context: *mut CUcontext => Out<CUcontext>, wishes: *const Wishes, flags: c_uint, dev: CUdevice) {
+        // SAFETY: null or the caller's valid description.
+        if unsafe { wishes.as_ref() }.is_some_and(|wishes| wishes.iter().any(|&wish| wish != 0)) {
+            return Err(NOT_SUPPORTED);
+        }
+        create(context, flags, dev)
+    }
+
+    fn cuCtxGetDevice_v2(device: *mut CUdevice => Out<CUdevice>, context: CUcontext) {
+        device.write(device_of_context(context)? as CUdevice)
+    }
+
+    fn cuCtxSynchronize_v2(context: CUcontext) {
+        let device = device_of_context(context)?;
+        synchronize(enter()?, device)
+    }
+
+    fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong => Out<c_ulonglong>) {
+        let context = if context.is_null() { super::device::current() } else { context as u64 };
+        if !guard()?.contexts.contains_key(&context) {
+            return Err(INVALID_CONTEXT);
+        }
+        id.write(context)
+    }
+
+    fn cuCtxSetFlags(flags: c_uint) {
+        let d = &mut *enter()?;
+        let context = d.contexts.get_mut(&super::device::current()).ok_or(INVALID_CONTEXT)?;
+        context.flags = flags;
+        Ok(())
+    }
+
+    fn cuCtxGetLimit(value: *mut usize => Out<usize>, limit: c_uint) {
+        let default = default_limit(limit)?;
+        let set = enter()?.here().limits.get(&limit).copied();
+        value.write(set.unwrap_or(default))
+    }
+
+    /// Kernels need no such limit here: local memory is as large as they declare it, and `malloc` does not exist.
+    fn cuCtxSetLimit(limit: c_uint, value: usize) {
+        default_limit(limit)?;
+        enter()?.here().limits.insert(limit, value);
+        Ok(())
+    }
+
+    fn cuCtxResetPersistingL2Cache() {
+        enter().map(|_| ())
+    }
+
+    fn cuDeviceGetUuid_v2(out: *mut CUuuid => Out<CUuuid>, dev: CUdevice) {
+        uuid(out, dev)
+    }
+
+    fn cuDeviceComputeCapability(major: *mut c_int => Out<c_int>, minor: *mut c_int => Out<c_int>, dev: CUdevice) {
+        drop(with_device(dev)?);
+        major.write(6)?;
+        minor.write(1)
+    }
+
+    fn cuDeviceGetProperties(properties: *mut CUdevprop => Out<CUdevprop>, dev: CUdevice) {
+        let (guard, device) = with_device(dev)?;
+        let of = |n| attribute(&guard, device, n);
+        properties.write(CUdevprop {
+            maxThreadsPerBlock: of(1)?,
+            maxThreadsDim: [of(2)?, of(3)?, of(4)?],
+            maxGridSize: [of(5)?, of(6)?, of(7)?],
+            sharedMemPerBlock: of(8)?,
+            totalConstantMemory: of(9)?,
+            SIMDWidth: of(10)?,
+            memPitch: of(11)?,
+            regsPerBlock: of(12)?,
+            clockRate: of(13)?,
+            textureAlign: of(14)?,
+        })
+    }
+
+    fn cuDeviceGetByPCIBusId(dev: *mut CUdevice => Out<CUdevice>, id: *const c_char) {
+        if id.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: not null, so the caller's NUL-terminated text.
+        let id = unsafe { CStr::from_ptr(id) }.to_bytes();
+        let same = |device: &usize| pci_id(*device).as_bytes().ends_with(id) && id.len() >= 7;
+        let device = (0..guard()?.devices.len()).find(same).ok_or(INVALID_DEVICE)?;
+        dev.write(device as CUdevice)
+    }
+
+    fn cuDeviceGetExecAffinitySupport(supported: *mut c_int => Out<c_int>, _kind: c_int, dev: CUdevice) {
+        drop(with_device(dev)?);
+        supported.write(0)
+    }
+
+    /// Nothing profiles this device from outside.
+    fn cuProfilerStart() {
+        enter().map(|_| ())
+    }
+
+    fn cuProfilerStop() {
+        enter().map(|_| ())
+    }
+}

@@ -1,0 +1,134 @@
+//! Memory in two and three dimensions: allocation by pitch, copies of volumes, rows set to a value.
+
+use std::ffi::{c_uchar, c_uint, c_ushort};
+
+use cust_raw::*;
+
+use super::codes::*;
+use super::memory::{Slice, check_kinds, copy_slice, set, set_at_once};
+use super::{Answer, Out, api, enter};
+
+/// Bytes to which rows are aligned.
+const PITCH: usize = 512;
+
+/// On a stream, or without one as [`set_at_once`].
+fn set_rows(
+    stream: Option<CUstream>,
+    at: u64,
+    pitch: usize,
+    value: u32,
+    size: u8,
+    width: usize,
+    rows: usize,
+) -> Answer {
+    let row = width.checked_mul(size as usize).ok_or(INVALID_VALUE)?;
+    if rows > 1 && pitch < row {
+        return Err(INVALID_VALUE);
+    }
+    for n in 0..rows {
+        let at = at + (n * pitch) as u64;
+        match stream {
+            Some(stream) => set(enter()?, stream, at, value, size, width)?,
+            None => set_at_once(at, value, size, width)?,
+        }
+    }
+    Ok(())
+}
+
+/// Copies a volume, one slice after the other.
+fn copy_volume(p: *const CUDA_MEMCPY3D, stream: CUstream, synchronous: bool) -> Answer {
+    if p.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so the caller's descriptor.
+    unsafe { check_kinds([&raw const (*p).srcMemoryType, &raw const (*p).dstMemoryType])? };
+    // SAFETY: not null, so the caller's valid descriptor, whose enums have been checked.
+    let p = unsafe { &*p };
+    if p.srcLOD != 0 || p.dstLOD != 0 {
+        return Err(INVALID_VALUE);
+    }
+    let or = |n: usize, least: usize| if n == 0 { least } else { n };
+    let (src_pitch, dst_pitch) = (or(p.srcPitch, p.WidthInBytes), or(p.dstPitch, p.WidthInBytes));
+    let (src_height, dst_height) = (or(p.srcHeight, p.Height), or(p.dstHeight, p.Height));
+    if src_height < p.Height || dst_height < p.Height {
+        return Err(INVALID_VALUE);
+    }
+    for z in 0..p.Depth {
+        // the row at which the slice begins
+        let row = |from: usize, height: usize, y: usize| {
+            (from.checked_add(z))
+                .and_then(|z| z.checked_mul(height))
+                .and_then(|n| n.checked_add(y))
+                .ok_or(INVALID_VALUE)
+        };
+        let slice = Slice {
+            src: (
+                p.srcMemoryType,
+                p.srcHost,
+                p.srcDevice,
+                p.srcXInBytes,
+                row(p.srcZ, src_height, p.srcY)?,
+                src_pitch,
+            ),
+            dst: (
+                p.dstMemoryType,
+                p.dstHost.cast_const(),
+                p.dstDevice,
+                p.dstXInBytes,
+                row(p.dstZ, dst_height, p.dstY)?,
+                dst_pitch,
+            ),
+            width: p.WidthInBytes,
+            rows: p.Height,
+        };
+        copy_slice(&slice, stream, synchronous)?;
+    }
+    Ok(())
+}
+
+api! {
+    fn cuMemAllocPitch_v2(
+        ptr: *mut CUdeviceptr => Out<CUdeviceptr>, pitch: *mut usize => Out<usize>, width: usize, height: usize, element: c_uint,
+    ) {
+        if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+            return Err(INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
+        let bytes = row.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
+        let at = super::memory::allocate(&mut *enter()?, bytes)?;
+        ptr.write(at)?;
+        pitch.write(row)
+    }
+
+    fn cuMemcpy3D_v2(p: *const CUDA_MEMCPY3D) {
+        copy_volume(p, std::ptr::null_mut(), true)
+    }
+
+    fn cuMemcpy3DAsync_v2(p: *const CUDA_MEMCPY3D, stream: CUstream) {
+        copy_volume(p, stream, false)
+    }
+
+    fn cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) {
+        set_rows(None, dst, pitch, value as u32, 1, width, height)
+    }
+
+    fn cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) {
+        set_rows(None, dst, pitch, value as u32, 2, width, height)
+    }
+
+    fn cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) {
+        set_rows(None, dst, pitch, value, 4, width, height)
+    }
+
+    fn cuMemsetD2D8Async(dst: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, stream: CUstream) {
+        set_rows(Some(stream), dst, pitch, value as u32, 1, width, height)
+    }
+
+    fn cuMemsetD2D16Async(dst: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, stream: CUstream) {
+        set_rows(Some(stream), dst, pitch, value as u32, 2, width, height)
+    }
+
+    fn cuMemsetD2D32Async(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream) {
+        set_rows(Some(stream), dst, pitch, value, 4, width, height)
+    }
+}
