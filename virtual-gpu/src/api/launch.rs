@@ -361,8 +361,7 @@ api! {
             false => Err((FindingKind::TooManyThreads, format!("{total} threads of {} registers", function.registers))),
         });
         if let Err((kind, message)) = check {
-            let kernel = function.kernel.clone();
-            finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+            finding::report(Finding::new(kind, &function.kernel, message));
             return Err(kind.code());
         }
         let (stream, of) = (d.id(stream), d.module(function.module)?);
@@ -372,8 +371,7 @@ api! {
                 "loaded on device {}, launched on a stream of device {} while device {} is current",
                 of.device, d.device_of_stream(stream), d.current
             );
-            let (kind, kernel) = (FindingKind::WrongDevice, function.kernel.clone());
-            finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+            finding::report(Finding::new(FindingKind::WrongDevice, &function.kernel, message));
             return Err(INVALID_HANDLE);
         }
         let launch = KernelLaunch {

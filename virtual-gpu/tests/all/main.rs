@@ -8,5 +8,6 @@ mod driver_api;
 mod foreign;
 mod gpu;
 mod instructions;
+mod lines;
 mod nvcc;
 mod several_devices;
