@@ -300,8 +300,8 @@ pub(super) fn race(
         Conflict::Wrote { thread, line } => by(thread, "wrote", line),
         Conflict::Read { thread, line } => by(thread, "read", line),
         Conflict::ReadBy { warp } => format!("warp {warp} read"),
-        Conflict::InWarp { thread, line, is_write } => {
-            let other = by(thread, if is_write { "wrote" } else { "read" }, line);
+        Conflict::WroteInWarp { thread, line } => {
+            let other = by(thread, "wrote", line);
             let place = format_args!(
                 "at shared address 0x{at:x}, which {other} in the same warp with no sync_warp between"
             );

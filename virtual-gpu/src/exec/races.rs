@@ -2,7 +2,7 @@
 //!
 //! Each warp has a vector clock; a barrier joins the clocks of those that meet there. An access races with an
 //! earlier one of another warp that is not in its clock. Within a warp, hardware runs in lockstep and compilers do not know it:
-//! lanes that exchange data need a warp barrier, and lanes of one instruction must not store different values. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per
+//! a lane that reads what another wrote needs a warp barrier, and lanes of one instruction must not store different values. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per
 //! thread and with the readers of one epoch as a bit mask.
 
 /// `clock[w]`: the latest step of warp w that is known to happen before.
@@ -21,7 +21,6 @@ struct Cell {
     write_loose: bool,
     /// Warp barriers that the writing warp had passed.
     write_sync: u32,
-    read_sync: u32,
     read_clock: u32,
     read_warps: u32,
     read_line: u32,
@@ -43,10 +42,9 @@ pub(super) enum Conflict {
         warp: usize,
     },
     /// Another lane of the same warp.
-    InWarp {
+    WroteInWarp {
         thread: u16,
         line: u32,
-        is_write: bool,
     },
 }
 
@@ -91,7 +89,7 @@ impl Races {
             let is_of_warp =
                 c.write_warp as usize == p.warp && c.write_clock == now && c.write_sync == p.sync;
             if is_of_warp && c.write_thread != p.thread && !c.write_loose && !p.loose {
-                return Some(Conflict::InWarp { thread: c.write_thread, line: c.write_line, is_write: true });
+                return Some(Conflict::WroteInWarp { thread: c.write_thread, line: c.write_line });
             }
             if now > c.read_clock {
                 c.read_clock = now;
@@ -101,7 +99,6 @@ impl Races {
                 c.read_warps |= 1 << p.warp;
             }
             c.read_thread = p.thread;
-            c.read_sync = p.sync;
             c.read_line = p.line;
         }
         None
@@ -123,12 +120,6 @@ impl Races {
                 !other && c.write_step == p.step && c.write_clock != 0 && differs && !atomic;
             let unordered =
                 other && c.write_clock > p.clock[c.write_warp as usize] && !(atomic && c.write_atomic);
-            let read_in_warp = c.read_thread as usize / 32 == p.warp
-                && c.read_thread != p.thread
-                && (c.read_clock, c.read_sync) == (p.clock[p.warp], p.sync);
-            if read_in_warp && differs && !p.loose {
-                return Some(Conflict::InWarp { thread: c.read_thread, line: c.read_line, is_write: false });
-            }
             if same_instruction || unordered {
                 return Some(Conflict::Wrote { thread: c.write_thread, line: c.write_line });
             }
