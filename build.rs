@@ -15,7 +15,9 @@ use std::{env, fs};
 #[path = "host/src/cuda/packed.rs"]
 mod packed;
 
-const PREBUILT: &str = "kernels-gpu/prebuilt";
+/// The kernels' package in this repository, which has the compiled modules in a folder. In a package from a registry, which holds no
+/// other, they are in the package that was compiled beside this one.
+const KERNELS: &str = "kernels-gpu";
 const SUFFIX: &str = ".ptx.zst";
 /// Of zstd's: what a committed file is compressed with, and what is done on the way to a test.
 const LEVEL_COMMITTED: i32 = 19;
@@ -24,7 +26,7 @@ const LEVEL_FAST: i32 = 3;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=host/src/cuda/packed.rs");
-    println!("cargo:rerun-if-changed={PREBUILT}");
+    println!("cargo:rerun-if-changed={KERNELS}/prebuilt");
     println!("cargo:rerun-if-env-changed=PASCALINE_UPDATE_PREBUILT");
     if let Err(error) = embed() {
         eprintln!("{error}");
@@ -34,21 +36,37 @@ fn main() {
 
 fn embed() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
-    let modules = match CudaBuilder::new("kernels-gpu").arch(NvvmArch::Compute61).build() {
-        Ok(path) => ptx::modules(&fs::read_to_string(path)?)?,
+    let is_repository = Path::new(KERNELS).join("Cargo.toml").is_file();
+    let kernels = match is_repository {
+        true => env::current_dir()?.join(KERNELS),
+        false => env::var_os("DEP_PASCALINE_KERNELS_FOLDER")
+            .ok_or("the kernels' build script names their folder")?
+            .into(),
+    };
+    let prebuilt = kernels.join("prebuilt");
+    let built = match is_repository {
+        true => CudaBuilder::new(KERNELS).arch(NvvmArch::Compute61).build().map(Some),
+        false => Ok(None),
+    };
+    let modules = match built {
+        Ok(None) => {
+            println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN=prebuilt");
+            committed(&prebuilt)?
+        }
+        Ok(Some(path)) => ptx::modules(&fs::read_to_string(path)?)?,
         Err(
             error @ (CudaBuilderError::NoToolchain(_)
             | CudaBuilderError::Unavailable(_)
             | CudaBuilderError::NoPrebuilt),
         ) => {
             let why = error.to_string().replace('\n', " ");
-            println!("cargo:warning=using the prebuilt kernels in {PREBUILT}: {why}");
+            println!("cargo:warning=using the prebuilt kernels in {KERNELS}/prebuilt: {why}");
             println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN=prebuilt");
-            committed()?
+            committed(&prebuilt)?
         }
         Err(error) => return Err(error.into()),
     };
-    let update = env::var_os("PASCALINE_UPDATE_PREBUILT").is_some_and(|value| value != "0");
+    let update = is_repository && env::var_os("PASCALINE_UPDATE_PREBUILT").is_some_and(|value| value != "0");
     let mut families = BTreeMap::<_, String>::new();
     for (name, ptx) in &modules {
         let packed = packed::pack(name, ptx);
@@ -59,7 +77,7 @@ fn embed() -> Result<(), Box<dyn Error>> {
     }
     let mut list = String::from("static FAMILIES: &[&[u8]] = &[\n");
     for (name, text) in &families {
-        let committed = env::current_dir()?.join(PREBUILT).join(name);
+        let committed = prebuilt.join(name);
         let file = if read(&committed).is_ok_and(|committed| committed == *text) {
             committed
         } else {
@@ -78,7 +96,7 @@ fn embed() -> Result<(), Box<dyn Error>> {
     list.push_str("];\n");
     fs::write(out.join("modules.rs"), list)?;
     if update {
-        for entry in fs::read_dir(PREBUILT)? {
+        for entry in fs::read_dir(&prebuilt)? {
             let entry = entry?;
             if !families.contains_key(&*entry.file_name().to_string_lossy()) {
                 fs::remove_file(entry.path())?;
@@ -89,9 +107,9 @@ fn embed() -> Result<(), Box<dyn Error>> {
 }
 
 /// The committed modules with their names.
-fn committed() -> Result<Vec<(String, String)>, Box<dyn Error>> {
+fn committed(prebuilt: &Path) -> Result<Vec<(String, String)>, Box<dyn Error>> {
     let mut modules = Vec::new();
-    for entry in fs::read_dir(PREBUILT)? {
+    for entry in fs::read_dir(prebuilt)? {
         let file = entry?.path();
         if file.to_string_lossy().ends_with(SUFFIX) {
             let family = read(&file)?;

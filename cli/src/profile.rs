@@ -6,6 +6,7 @@ use super::failure::Failure;
 use super::output::Output;
 use super::profile_model::{self, ModelProfile};
 use super::ptxas::{self, Registers};
+use super::run_ptx::{OfLine, by_line, print_lines};
 use super::screen::Style;
 use pascaline::cuda::{self, is_lost};
 use pascaline::{Device, Tensor, TensorMut};
@@ -55,6 +56,8 @@ struct Profiled {
     message: Option<String>,
     failed: bool,
     kernels: Vec<Costs>,
+    /// By line of the source, if the PTX holds lines.
+    lines: Vec<OfLine>,
     total: Total,
 }
 
@@ -102,11 +105,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok(reports) => {
                 let kernels = Costs::all(&reports, &registers, &Card::ALL);
                 let total = Total::sum(kernels.iter());
-                Profiled { id, message: None, failed: false, kernels, total }
+                Profiled { id, message: None, failed: false, kernels, lines: by_line(&reports), total }
             }
             Err((message, failed)) => {
                 let total = Total::sum([].into_iter());
-                Profiled { id, message: Some(message), failed, kernels: Vec::new(), total }
+                Profiled { id, message: Some(message), failed, kernels: Vec::new(), lines: Vec::new(), total }
             }
         })
         .collect();
@@ -123,6 +126,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         for costs in &case.kernels {
             costs.print(&mut screen)?;
         }
+        print_lines(&case.lines, &mut screen)?;
         if case.total.launches > 1 {
             case.total.print("total", &mut screen)?;
         }

@@ -9,11 +9,15 @@ use super::printable::printable;
 use super::ptx_argument::{Argument, dimensions, fit, fit_files};
 use super::ptxas::{self, Registers};
 use super::screen::{Screen, Style};
-use super::table;
+use super::table::{self, Column, percent};
 use pascaline::cuda::CudaDevice;
 use pascaline::memory::DeviceBuffer;
-use pascaline_virtual_gpu::{Card, Config, Finding, Gpu, Kernel, Launch, MemoryError, Module, POISON};
+use pascaline_virtual_gpu::{
+    Card, Config, Finding, Gpu, Kernel, Launch, LaunchReport, LineCost, MemoryError, Module, POISON,
+    SourceLine,
+};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::process::exit;
@@ -109,6 +113,8 @@ struct Json<'a> {
     findings: Vec<Found>,
     /// On the virtual GPU.
     launch: Option<Costs>,
+    /// By line of the source, if the PTX holds lines; the most instructions first.
+    lines: Vec<OfLine>,
     model: Option<[&'static str; 2]>,
     registers: Option<&'a str>,
     /// Measured on a real GPU: the first launch after loading.
@@ -126,12 +132,24 @@ struct Found {
     block: [u32; 3],
     thread: [u32; 3],
     message: String,
+    /// The places in the kernel's source, from the inside out; empty for PTX without lines.
+    source: Vec<Place>,
+}
+
+/// A place in the source of a kernel.
+#[derive(Serialize)]
+struct Place {
+    file: String,
+    line: u32,
+    column: u32,
 }
 
 impl From<&Finding> for Found {
     fn from(finding: &Finding) -> Self {
-        let Finding { kind, kernel, line, block, thread, message } = finding.clone();
-        Self { kind: format!("{kind:?}"), kernel, line, block, thread, message }
+        let Finding { kind, kernel, line, block, thread, message, source } = finding.clone();
+        let place = |SourceLine { file, line, column }| Place { file: file.to_string(), line, column };
+        let source = source.into_iter().map(place).collect();
+        Self { kind: format!("{kind:?}"), kernel, line, block, thread, message, source }
     }
 }
 
@@ -232,10 +250,16 @@ fn on_virtual(
     for line in printable(&printed).lines() {
         screen.line(line)?;
     }
+    let mut lines = Vec::new();
     let (launch, findings) = match launched {
-        Ok(launched) => (Some(Costs::new(&launched, &registers, &cards)), Vec::new()),
+        Ok(launched) => {
+            lines = by_line([&launched]);
+            (Some(Costs::new(&launched, &registers, &cards)), Vec::new())
+        }
         Err(finding) => {
-            screen.text(&finding.to_string(), Style::Bad)?;
+            for line in finding.to_string().lines() {
+                screen.text(line, Style::Bad)?;
+            }
             screen.line("no counts, and no output was written")?;
             (None, vec![Found::from(&finding)])
         }
@@ -248,6 +272,7 @@ fn on_virtual(
             })?;
         }
         costs.print(screen)?;
+        print_lines(&lines, screen)?;
         screen.line("no findings")?;
         print_assumptions(&registers, screen)?;
     }
@@ -260,6 +285,7 @@ fn on_virtual(
             device: "virtual",
             findings,
             launch,
+            lines,
             model,
             registers,
             milliseconds,
@@ -267,6 +293,86 @@ fn on_virtual(
         })?;
     }
     if failed { Err(Failure::Wrong) } else { Ok(()) }
+}
+
+/// Costs of a line of the source, over all launches.
+#[derive(Serialize)]
+pub(super) struct OfLine {
+    file: String,
+    line: u32,
+    /// As it is shown: relative to the working directory.
+    #[serde(skip)]
+    place: String,
+    /// Its text, if the file can be read.
+    text: Option<String>,
+    warp_instructions: u64,
+    /// Of all instructions that have a line.
+    share: f64,
+    /// 32-byte sectors of global memory.
+    sectors: u64,
+    bank_conflicts: u64,
+}
+
+/// The lines of some launches, the most instructions first.
+pub(super) fn by_line<'a>(reports: impl IntoIterator<Item = &'a LaunchReport>) -> Vec<OfLine> {
+    let mut sums: BTreeMap<&SourceLine, [u64; 3]> = BTreeMap::new();
+    for LineCost { line, warp_instructions, sectors, bank_conflicts } in
+        reports.into_iter().flat_map(|report| &report.lines)
+    {
+        let sum = sums.entry(line).or_default();
+        sum.iter_mut().zip([warp_instructions, sectors, bank_conflicts]).for_each(|(sum, one)| *sum += one);
+    }
+    let total = sums.values().map(|sum| sum[0]).sum::<u64>().max(1) as f64;
+    let mut lines: Vec<_> = sums
+        .into_iter()
+        .map(|(line, [warp_instructions, sectors, bank_conflicts])| OfLine {
+            file: line.file.to_string(),
+            line: line.line,
+            place: line.to_string(),
+            text: line.text(),
+            warp_instructions,
+            share: warp_instructions as f64 / total,
+            sectors,
+            bank_conflicts,
+        })
+        .collect();
+    lines.sort_by_key(|line| std::cmp::Reverse(line.warp_instructions));
+    lines
+}
+
+/// Lines that are shown; the report in JSON has all.
+const MOST_LINES: usize = 12;
+
+/// Prints the costliest lines, if there are any.
+pub(super) fn print_lines(lines: &[OfLine], screen: &mut Screen) -> Result<(), Failure> {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let shown = &lines[..lines.len().min(MOST_LINES)];
+    let width = shown.iter().map(|line| line.place.chars().count() + 2).max().unwrap_or(0);
+    let table = screen.table(vec![
+        Column::left("", width),
+        Column::right("instr.", 8),
+        Column::right("sectors", 8),
+        Column::right("conflicts", 9).rank(1),
+        Column::left("", 0).rank(2),
+    ]);
+    screen.line(&table.header("  source line"))?;
+    for line in shown {
+        let text = line.text.as_deref().unwrap_or_default();
+        let cells = [
+            format!("  {}", printable(&line.place)),
+            percent(line.share),
+            line.sectors.to_string(),
+            line.bank_conflicts.to_string(),
+            printable(text).into_owned(),
+        ];
+        screen.line(&table.row(&cells.map(|cell| (cell, Style::Plain))))?;
+    }
+    match lines.len() - shown.len() {
+        0 => Ok(()),
+        more => screen.line(&format!("  and {more} more lines")),
+    }
 }
 
 fn on_cuda(
@@ -325,6 +431,7 @@ fn on_cuda(
             device: &name,
             findings: Vec::new(),
             launch: None,
+            lines: Vec::new(),
             model: None,
             registers: None,
             milliseconds: Some(time.as_secs_f64() * 1e3),

@@ -88,6 +88,8 @@ struct Finding {
     block: [u32; 3],
     thread: [u32; 3],
     message: String,
+    /// The source's file and line, where the PTX has them.
+    place: Option<(String, u32)>,
     /// All of it, as a sentence.
     text: String,
 }
@@ -186,16 +188,24 @@ impl Summary {
         serde_json::to_string_pretty(&json).unwrap_or_default() + "\n"
     }
 
-    /// SARIF 2.1.0 (OASIS). The PTX has no file, so a result's place is its kernel.
+    /// SARIF 2.1.0 (OASIS). A result's place is its kernel, and the source's line where the PTX has it.
     fn sarif(&self) -> String {
         let kinds: BTreeSet<&str> = self.findings.iter().map(|finding| finding.kind.as_str()).collect();
         let rules: Vec<_> = kinds.iter().map(|kind| serde_json::json!({ "id": kind })).collect();
         let result = |finding: &Finding| {
+            let mut location =
+                serde_json::json!({ "logicalLocations": [{ "name": finding.kernel, "kind": "function" }] });
+            if let Some((file, line)) = &finding.place {
+                location["physicalLocation"] = serde_json::json!({
+                    "artifactLocation": { "uri": file },
+                    "region": { "startLine": line },
+                });
+            }
             serde_json::json!({
                 "ruleId": finding.kind,
                 "level": "error",
                 "message": { "text": finding.text },
-                "locations": [{ "logicalLocations": [{ "name": finding.kernel, "kind": "function" }] }],
+                "locations": [location],
             })
         };
         let sarif = serde_json::json!({

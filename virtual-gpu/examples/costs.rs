@@ -80,6 +80,7 @@ fn gemv_q4(rows: u64, cols: u64) -> LaunchReport {
         Counters { warp_instructions, global_loads, distinct_sectors: bytes / 32, ..Counters::default() };
     LaunchReport {
         in_graph: false,
+        lines: Vec::new(),
         kernel: "gemv_q4".to_owned(),
         grid: [(rows / 4) as u32, 1, 1],
         block: [128, 1, 1],

@@ -8,7 +8,7 @@ use crate::memory::MAX_DEVICES;
 pub struct Checks {
     /// Reads of global, shared and local memory never written.
     pub uninitialized: bool,
-    /// Shared-memory races between barriers.
+    /// Races in shared memory between barriers, and in global memory without barriers and fences.
     pub races: bool,
     /// Barriers not reached by all, shuffles and votes without convergence.
     pub convergence: bool,

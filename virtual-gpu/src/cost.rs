@@ -181,6 +181,7 @@ mod tests {
             block,
             shared_bytes: 0,
             in_graph: false,
+            lines: Vec::new(),
             counters,
         };
         let ideal = (1u64 << 30) as f64 / 4.0 / (GTX1080.sms as f64 * GTX1080.boost_mhz as f64 * 1e6);

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Mutex, OnceLock};
 
+use crate::ptx::SourceLine;
+
 /// The check that a kernel failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -16,10 +18,12 @@ pub enum FindingKind {
     Misaligned,
     /// Read of memory that nothing ever wrote.
     Uninitialized,
-    /// Two warps touch the same shared memory without a barrier in between, or two lanes of one instruction
-    /// store different values to the same address.
+    /// Two warps touch the same shared memory without a barrier in between, two lanes of a warp without a warp barrier, or two
+    /// lanes of one instruction store different values to the same address.
     SharedRace,
-    /// A block barrier that not all threads reach.
+    /// Two warps touch the same global memory, and neither a barrier of their block nor fences order them.
+    GlobalRace,
+    /// A block barrier that not all threads reach, or at which warps wait in different places.
     BarrierDivergence,
     /// A shuffle, vote or warp barrier whose named lanes do not execute it together.
     NotConverged,
@@ -59,6 +63,7 @@ impl FindingKind {
             Self::Misaligned => "misaligned access",
             Self::Uninitialized => "read of memory never written",
             Self::SharedRace => "shared-memory race",
+            Self::GlobalRace => "global-memory race",
             Self::BarrierDivergence => "barrier not reached by all",
             Self::NotConverged => "lanes not converged",
             Self::ShuffleInactive => "shuffle from an inactive lane",
@@ -82,6 +87,27 @@ pub struct Finding {
     pub block: [u32; 3],
     pub thread: [u32; 3],
     pub message: String,
+    /// The places in the kernel's source: that of the instruction, where its function was inlined, and the calls that lead to
+    /// it, from the inside out. Empty for PTX without `.loc`.
+    pub source: Vec<SourceLine>,
+}
+
+impl Finding {
+    /// Of no instruction.
+    pub(crate) fn new(kind: FindingKind, kernel: impl Into<String>, message: String) -> Self {
+        let kernel = kernel.into();
+        Self { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message, source: Vec::new() }
+    }
+
+    /// The innermost place that the kernel's author wrote: outside of the standard library and `cuda_std`, if there is one.
+    pub fn place(&self) -> Option<&SourceLine> {
+        own(&self.source)
+    }
+}
+
+/// The innermost place outside of the libraries, or the innermost of all.
+pub(crate) fn own(source: &[SourceLine]) -> Option<&SourceLine> {
+    source.iter().find(|place| !place.is_library()).or(source.first())
 }
 
 /// The error of a failed launch.
@@ -90,9 +116,20 @@ pub type Fault = Finding;
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} in kernel `{}`", self.kind.text(), self.message, self.kernel)?;
+        let place = self.place();
+        if let Some(place) = place {
+            write!(f, " at {place}")?;
+        }
         if self.line > 0 {
             let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
             write!(f, ", PTX line {}, block ({bx},{by},{bz}), thread ({tx},{ty},{tz})", self.line)?;
+        }
+        if let Some(text) = place.and_then(SourceLine::text) {
+            write!(f, "\n    {text}")?;
+        }
+        let callers = self.source.iter().skip_while(|other| Some(*other) != place).skip(1);
+        for caller in callers.filter(|caller| !caller.is_library()) {
+            write!(f, "\n  called at {caller}")?;
         }
         Ok(())
     }

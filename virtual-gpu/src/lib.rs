@@ -15,9 +15,13 @@
 //! Not supported: textures, surfaces, indirect and recursive calls, `malloc`, video instructions,
 //! cooperative launches of more than one block, memory nodes and child graphs. Each is refused, never answered wrongly.
 //! Managed memory is page-locked host memory.
-//! Races in global memory are not detected. Blocks start in order and each runs to its end, so a block may wait
+//! Races in global memory are found as far as no right exchange can be reported: fences order blocks, and atomics are
+//! never races. Blocks start in order and each runs to its end, so a block may wait
 //! for an earlier one; waiting for a later one ends as a time-out.
 
+#![cfg_attr(not(feature = "driver-api"), allow(dead_code, reason = "what only the driver API uses"))]
+
+#[cfg(feature = "driver-api")]
 mod api;
 mod card;
 mod config;
@@ -31,15 +35,16 @@ mod ptx;
 mod refusal;
 mod reports;
 
+#[cfg(feature = "driver-api")]
 pub use api::{InUse, configure, null_stream_is_per_thread, restart, symbol, symbols, take_peak_memory};
 pub use card::{Card, GTX1050TI, GTX1060, GTX1070, GTX1080, GTX1080TI, MX330, P4, P40};
 pub use config::{Checks, Config};
 pub use cost::{Bound, Estimate, GRAPH_LAUNCH_SECONDS, LAUNCH_SECONDS, estimate};
 pub use counters::{Class, Counters, Traffic};
-pub use exec::{Gpu, Launch, LaunchReport, LoadedModule};
+pub use exec::{Gpu, Launch, LaunchReport, LineCost, LoadedModule};
 pub use finding::{Fault, Finding, FindingKind, on_finding, take_findings};
 pub use memory::{MemoryError, POISON};
 pub use pascaline_occupancy::Multiprocessor;
-pub use ptx::{Kernel, Module, Param, PtxError};
+pub use ptx::{Kernel, Module, Param, PtxError, SourceLine};
 pub use refusal::on_refusal;
 pub use reports::{LaunchObserver, keep_reports, on_launch, take_reports};

@@ -18,7 +18,7 @@
 //! edition = "2024"
 //!
 //! [dependencies]
-//! cuda_std = { path = "../../pascaline/toolchain/cuda_std" }
+//! cuda_std = { package = "pascaline-cuda-std", version = "0.1" }
 //! ```
 //!
 //! The crate is either a member of the package's workspace or the root of one (an empty `[workspace]` table in its
@@ -67,6 +67,7 @@ mod messages;
 mod options;
 pub mod ptx;
 mod remainder;
+mod source_lines;
 mod toolchain;
 
 pub use options::{DebugInfo, OptLevel};
@@ -334,8 +335,8 @@ impl CudaBuilder {
             .ok_or_else(|| CudaBuilderError::Unavailable("cargo's messages name no library".into()))?;
         rerun_if_dependencies_change(&archive.with_extension("d"));
         let asm = assembly_of(&archive, &target_dir.join(TARGET).join("release"))?;
-        let facts = ir::facts(&read(&asm.with_extension("ll"))?);
-        Ok((read(&asm)?, facts, toolchain))
+        let ir = read(&asm.with_extension("ll"))?;
+        Ok((source_lines::annotate(&read(&asm)?, &ir), ir::facts(&ir), toolchain))
     }
 
     /// The command that compiles the GPU crate.

@@ -2,8 +2,8 @@
 //! code of the GPU; that both give the same bits is `compat`'s test.
 //!
 //! ```text
-//! cargo test --release -p cuda_std --test floats -- --nocapture          # prints what was measured
-//! PASCALINE_TESTS=all cargo test --release -p cuda_std --test floats      # 79 times as many arguments
+//! cargo test --release -p pascaline-cuda-std --test floats -- --nocapture          # prints what was measured
+//! PASCALINE_TESTS=all cargo test --release -p pascaline-cuda-std --test floats      # 79 times as many arguments
 //! ```
 
 use cuda_std::GpuFloat;

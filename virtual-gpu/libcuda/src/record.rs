@@ -30,6 +30,8 @@ enum Line<'a> {
         block: [u32; 3],
         thread: [u32; 3],
         message: &'a str,
+        /// The source's file and line, where the PTX has them.
+        place: Option<(&'a str, u32)>,
         text: String,
     },
     Refused(&'a str),
@@ -136,7 +138,7 @@ fn found(finding: &Finding) {
     let mut record = record();
     let Some(record) = record.as_mut() else { return };
     record.findings += 1;
-    let Finding { kind, kernel, line, block, thread, message } = finding;
+    let Finding { kind, kernel, line, block, thread, message, .. } = finding;
     record.append(&Line::Finding {
         kind: format!("{kind:?}"),
         kernel,
@@ -144,6 +146,7 @@ fn found(finding: &Finding) {
         block: *block,
         thread: *thread,
         message,
+        place: finding.place().map(|place| (&*place.file, place.line)),
         text: finding.to_string(),
     });
 }

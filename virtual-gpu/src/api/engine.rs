@@ -525,10 +525,7 @@ impl Driver {
     }
 
     fn bad_memory(&mut self, device: usize, kind: FindingKind, what: &str, message: String) {
-        self.fault(
-            device,
-            Finding { kind, kernel: what.to_owned(), line: 0, block: [0; 3], thread: [0; 3], message },
-        );
+        self.fault(device, Finding::new(kind, what, message));
     }
 
     /// Runs work other than host calls.

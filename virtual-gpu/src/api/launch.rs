@@ -399,7 +399,7 @@ pub(super) unsafe fn launch(
     });
     if let Err((kind, message)) = check {
         let kernel = function.kernel.clone();
-        finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+        finding::report(Finding::new(kind, kernel, message));
         return Err(kind.code());
     }
     let (stream, of) = (d.id(stream), d.module(function.module)?);
@@ -412,7 +412,7 @@ pub(super) unsafe fn launch(
             d.current
         );
         let (kind, kernel) = (FindingKind::WrongDevice, function.kernel.clone());
-        finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+        finding::report(Finding::new(kind, kernel, message));
         return Err(INVALID_HANDLE);
     }
     let launch = KernelLaunch {

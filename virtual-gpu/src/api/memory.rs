@@ -44,8 +44,7 @@ fn reachable(d: &Driver, device: usize, at: u64, what: &str) -> Answer {
 
 /// Reports a pointer to memory of the wrong device.
 pub(super) fn wrong_device(what: &str, message: String) {
-    let (kind, kernel) = (FindingKind::WrongDevice, what.to_owned());
-    finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+    finding::report(Finding::new(FindingKind::WrongDevice, what, message));
 }
 
 /// Makes page-locked memory known to all devices.

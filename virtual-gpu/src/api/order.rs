@@ -231,7 +231,6 @@ impl Driver {
     }
 
     fn missing_wait(&mut self, device: usize, what: &str, message: String) {
-        let (kind, kernel) = (FindingKind::MissingWait, what.to_owned());
-        self.fault(device, Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+        self.fault(device, Finding::new(FindingKind::MissingWait, what, message));
     }
 }

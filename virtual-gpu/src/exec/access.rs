@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::block::{Block, Check};
+use super::global_races;
 use super::races::Conflict;
 use super::regs::LANES;
 use super::scratch::{self, LOCAL, SHARED};
@@ -102,6 +103,8 @@ pub(super) struct What {
     pub verb: &'static str,
     pub bytes: u32,
     pub line: u32,
+    /// Atomic or volatile: no race with its like.
+    pub loose: bool,
 }
 
 /// The finding that a lane's access makes, `place` being where it is and what is wrong.
@@ -291,12 +294,19 @@ pub(super) fn race(
 ) -> Box<crate::Finding> {
     let by = |thread: u16, did, line| {
         let [x, y, z] = b.thread(thread as u32);
-        format!("thread ({x},{y},{z}) {did} at line {line}")
+        format!("thread ({x},{y},{z}) {did} at {}", b.place(line))
     };
     let other = match c {
         Conflict::Wrote { thread, line } => by(thread, "wrote", line),
         Conflict::Read { thread, line } => by(thread, "read", line),
         Conflict::ReadBy { warp } => format!("warp {warp} read"),
+        Conflict::WroteInWarp { thread, line } => {
+            let other = by(thread, "wrote", line);
+            let place = format_args!(
+                "at shared address 0x{at:x}, which {other} in the same warp with no sync_warp between"
+            );
+            return fault(b, w, what, lane, FindingKind::SharedRace, place);
+        }
     };
     let place = format_args!("at shared address 0x{at:x}, which {other} with no barrier between");
     fault(b, w, what, lane, FindingKind::SharedRace, place)
@@ -310,7 +320,7 @@ pub(super) fn load(
     a: Access,
     mask: u32,
 ) -> Check {
-    let what = What { verb: "load", bytes: (a.size * a.count) as u32, line: inst.line };
+    let what = What { verb: "load", bytes: (a.size * a.count) as u32, line: inst.line, loose: a.volatile };
     let bytes = what.bytes;
     let rows = rows(f, &inst.d, a);
     if a.space == Space::Param {
@@ -353,6 +363,12 @@ pub(super) fn load(
                 {
                     remote.note(at[l], bytes.into());
                 }
+                if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose) {
+                    let n = b.last_allocation;
+                    let by = global_party(b, w, what.line);
+                    let conflict = races.read(n, &b.job.snapshot.live[n], at[l], bytes, by);
+                    no_global_race(b, w, what, l, at[l], conflict)?;
+                }
                 for (k, &row) in rows.iter().enumerate() {
                     // SAFETY: the access was located, so its bytes from `p` on are inside the allocation, and element k is one of them.
                     let v = unsafe { get(p.add(k * a.size as usize), a.size) };
@@ -375,7 +391,7 @@ pub(super) fn store(
     a: Access,
     mask: u32,
 ) -> Check {
-    let what = What { verb: "store", bytes: (a.size * a.count) as u32, line: inst.line };
+    let what = What { verb: "store", bytes: (a.size * a.count) as u32, line: inst.line, loose: a.volatile };
     let bytes = what.bytes;
     let rows = rows(f, &inst.b, a);
     let mut at = addresses(w, inst, a.addr_wide);
@@ -385,6 +401,17 @@ pub(super) fn store(
         _ => {
             for l in lanes(mask) {
                 let (p, shadow) = global(b, w, what, l, at[l])?;
+                if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose) {
+                    let differs = rows.iter().enumerate().any(|(k, &row)| {
+                        // SAFETY: `global` checked bounds and alignment; element k is inside the access.
+                        let old = unsafe { get(p.add(k * a.size as usize), a.size) };
+                        old != value(w, a.wide, row, l) & (u64::MAX >> (64 - 8 * u32::from(a.size)))
+                    });
+                    let n = b.last_allocation;
+                    let by = global_party(b, w, what.line);
+                    let conflict = races.write(n, &b.job.snapshot.live[n], at[l], bytes, by, differs);
+                    no_global_race(b, w, what, l, at[l], conflict)?;
+                }
                 for (k, &row) in rows.iter().enumerate() {
                     // SAFETY: `global` checked bounds and alignment; element k is inside the access.
                     unsafe { put(p.add(k * a.size as usize), a.size, value(w, a.wide, row, l)) };
@@ -398,6 +425,49 @@ pub(super) fn store(
             Ok(())
         }
     })
+}
+
+fn global_party<'w>(b: &Block<'_>, w: &'w Warp, line: u32) -> global_races::Party<'w> {
+    global_races::Party { block: b.linear, warp: w.id as usize, clock: &w.clock, line }
+}
+
+#[inline(always)]
+fn no_global_race(
+    b: &Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    at: u64,
+    conflict: Option<global_races::Conflict>,
+) -> Check {
+    conflict.map_or(Ok(()), |conflict| Err(global_race(b, w, what, lane, at, conflict)))
+}
+
+#[cold]
+fn global_race(
+    b: &Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    at: u64,
+    c: global_races::Conflict,
+) -> Box<crate::Finding> {
+    let who = match c.block.map(|block| (block, b.coordinates(block))) {
+        Some((block, _)) if block == b.linear => format!("warp {} of the same block", c.warp),
+        Some((_, [x, y, z])) => format!("block ({x},{y},{z})"),
+        None => "several blocks".to_owned(),
+    };
+    let did = match c.is_write {
+        true => "wrote",
+        false => "read",
+    };
+    let line = c.line.map_or(String::new(), |line| format!(" at {}", b.place(line)));
+    let missing = match c.block {
+        Some(block) if block == b.linear => "barrier",
+        _ => "fences and flag",
+    };
+    let place = format_args!("at 0x{at:x}, which {who} {did}{line} with no {missing} between");
+    fault(b, w, what, lane, FindingKind::GlobalRace, place)
 }
 
 fn count_global(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, load: bool) {

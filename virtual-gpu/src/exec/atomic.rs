@@ -22,7 +22,7 @@ pub(super) fn atomic(
     mask: u32,
 ) -> Check {
     let size = (ty.bits() / 8) as u8;
-    let what = What { verb: "atomic", bytes: size as u32, line: inst.line };
+    let what = What { verb: "atomic", bytes: size as u32, line: inst.line, loose: true };
     let wide = size == 8;
     let mut at = addresses(w, inst, addr_wide);
     by_space(space, &mut at, mask, |space, at, mask| {

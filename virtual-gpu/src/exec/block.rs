@@ -3,13 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use super::Job;
+use super::line_costs::InstructionCost;
 use super::print;
 use super::races::Races;
 use super::regs::FULL;
 use super::warp::{Stop, Wait, Warp};
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::finding::{Finding, FindingKind};
+use crate::finding::{Finding, FindingKind, own};
 use crate::memory::POISON;
 use crate::ptx::inst::{BarRed, Init, Special};
 
@@ -20,8 +21,10 @@ pub(super) type Check<T = ()> = Result<T, Box<Finding>>;
 pub(super) struct Block<'j> {
     pub job: &'j Job<'j>,
     pub counters: Counters,
+    /// By instruction, for PTX with lines.
+    pub costs: Vec<InstructionCost>,
     pub id: [u32; 3],
-    linear: u64,
+    pub linear: u64,
     pub threads: u32,
     pub shared: Vec<u8>,
     /// 1 where shared memory was written.
@@ -52,6 +55,7 @@ impl<'j> Block<'j> {
         Self {
             job,
             counters: Counters::default(),
+            costs: job.no_costs(),
             id: [0; 3],
             linear: 0,
             threads,
@@ -80,6 +84,24 @@ impl<'j> Block<'j> {
         [linear % x, linear / x % y, linear / x / y]
     }
 
+    /// Coordinates of a block by its number.
+    pub fn coordinates(&self, linear: u64) -> [u32; 3] {
+        let [gx, gy, _] = self.job.grid.map(u64::from);
+        [linear % gx, linear / gx % gy, linear / gx / gy].map(|n| n as u32)
+    }
+
+    /// Where the costs of a function's instructions begin.
+    pub fn cost_start(&self, function: u32) -> usize {
+        self.job.code.as_ref().map_or(0, |(starts, _)| starts[function as usize])
+    }
+
+    /// Notes that a warp has executed a fence.
+    pub fn fence(&self) {
+        if let Some(races) = &self.job.global_races {
+            races.fence(self.linear);
+        }
+    }
+
     pub fn finding(
         &self,
         kind: FindingKind,
@@ -94,16 +116,24 @@ impl<'j> Block<'j> {
             block: self.id,
             thread: self.thread(thread),
             message: message.into(),
+            source: self.job.lines.find(line),
         })
     }
 
+    /// The instruction on a line of the PTX, for messages: its place in the source, if that is known.
+    pub fn place(&self, line: u32) -> String {
+        match own(&self.job.lines.find(line)) {
+            Some(place) => place.to_string(),
+            None => format!("line {line}"),
+        }
+    }
+
     pub fn run(&mut self, linear: u64) -> Check {
-        let [gx, gy, _] = self.job.grid.map(u64::from);
         self.linear = linear;
-        self.id = [linear % gx, linear / gx % gy, linear / gx / gy].map(|n| n as u32);
+        self.id = self.coordinates(linear);
         self.steps = 0;
         self.spend(Config::BLOCK_COST)?;
-        let shared = self.job.shared_bytes() as usize;
+        let shared = self.job.shared_arrays.bytes;
         let checks = self.job.config.checks;
         self.shared.clear();
         self.shared.resize(shared, if checks.uninitialized { POISON } else { 0 });
@@ -214,6 +244,25 @@ impl<'j> Block<'j> {
                     ));
                 }
             }
+            let elsewhere =
+                warps.iter().find(|w| w.waiting.is_some_and(|x| x.barrier == id && x.line != wait.line));
+            if self.job.config.checks.convergence
+                && wait.threads.is_none()
+                && let Some((other, line)) = elsewhere.and_then(|w| Some((w, w.waiting?.line)))
+            {
+                let message = format!(
+                    "warp {} waits at barrier {id}, warp {} at another one, at {}",
+                    first.id,
+                    other.id,
+                    self.place(line)
+                );
+                return Err(self.finding(
+                    FindingKind::BarrierDivergence,
+                    wait.line,
+                    first.first_thread(),
+                    message,
+                ));
+            }
             match wait.threads {
                 Some(n) if came.count_ones() * 32 < n => continue,
                 None => {
@@ -288,11 +337,11 @@ impl<'j> Block<'j> {
                 format!("warp {} waits at barrier {}, warp {} has ended", w.id, wait.barrier, o.id)
             }
             Some(o) => format!(
-                "warp {} waits at barrier {}, warp {} is at line {}",
+                "warp {} waits at barrier {}, warp {} is at {}",
                 w.id,
                 wait.barrier,
                 o.id,
-                o.line(self)
+                self.place(o.line(self))
             ),
             None => {
                 format!("warp {} waits at barrier {} for more threads than there are", w.id, wait.barrier)
@@ -331,7 +380,7 @@ impl<'j> Block<'j> {
             Init::Bits(v) => v,
             Init::Special(s) => special(s) as u64,
             Init::Global(v, n) => job.globals[v as usize].wrapping_add(n as u64),
-            Init::Shared(v, n) => (job.shared_offsets[v as usize] as u64).wrapping_add(n as u64),
+            Init::Shared(v, n) => (job.shared_arrays.offset(v) as u64).wrapping_add(n as u64),
             Init::Local(n) => (local_base + n) as u64,
         }
     }

@@ -8,10 +8,13 @@ mod block;
 mod cvt;
 mod exchange;
 mod float;
+mod global_races;
+mod line_costs;
 mod print;
 mod races;
 mod regs;
 mod scratch;
+mod shared_arrays;
 mod traffic;
 mod warp;
 
@@ -23,8 +26,12 @@ use crate::counters::Counters;
 use crate::finding::{Fault, Finding, FindingKind};
 use crate::memory::{Allocation, Kind, Memory, MemoryError, Snapshot, WRITTEN};
 use crate::ptx::inst::Function;
-use crate::ptx::{Kernel, Module, VarSpace};
+use crate::ptx::{Kernel, Lines, Module, VarSpace};
 use alu::Fast;
+use global_races::GlobalRaces;
+use line_costs::InstructionCost;
+pub use line_costs::LineCost;
+use shared_arrays::SharedArrays;
 
 /// Counts and geometry of a launch.
 #[derive(Clone, Debug)]
@@ -37,6 +44,8 @@ pub struct LaunchReport {
     /// Whether it is a node of a graph, whose launch costs less.
     pub in_graph: bool,
     pub counters: Counters,
+    /// By line of the source, the most instructions first; empty for PTX without lines.
+    pub lines: Vec<LineCost>,
 }
 
 /// Geometry and arguments of a launch.
@@ -237,14 +246,7 @@ impl Gpu {
         launch: Launch<'_>,
         context: LaunchContext,
     ) -> Result<LaunchReport, Fault> {
-        let invalid = |kind, message: String| Finding {
-            kind,
-            kernel: kernel.to_owned(),
-            line: 0,
-            block: [0; 3],
-            thread: [0; 3],
-            message,
-        };
+        let invalid = |kind, message: String| Finding::new(kind, kernel, message);
         let Some(k) = loaded.module.kernel(kernel) else {
             return Err(invalid(FindingKind::InvalidLaunch, "no such kernel in the module".to_owned()));
         };
@@ -303,7 +305,10 @@ pub(crate) fn check_launch(k: &Kernel, l: &Launch<'_>) -> Result<(), (FindingKin
 /// A running launch: the state that all its blocks share.
 pub(crate) struct Job<'a> {
     functions: &'a [Function],
+    /// For PTX with lines: where the code of each function begins if all follow each other, and how long it is in all.
+    code: Option<(Vec<usize>, usize)>,
     kernel: &'a Kernel,
+    lines: &'a Lines,
     memory: &'a Memory,
     snapshot: Snapshot,
     config: &'a Config,
@@ -313,7 +318,9 @@ pub(crate) struct Job<'a> {
     dynamic_shared: u32,
     params: &'a [u8],
     globals: &'a [u64],
-    shared_offsets: Vec<u32>,
+    shared_arrays: SharedArrays,
+    /// `None` without the check.
+    global_races: Option<GlobalRaces>,
     launch_id: u64,
     writer: u8,
     unordered: Option<Box<[bool; 256]>>,
@@ -340,19 +347,25 @@ impl<'a> Job<'a> {
         l: &Launch<'a>,
         context: LaunchContext,
     ) -> Self {
-        let mut shared_offsets = vec![0; loaded.module.variables.len()];
-        for &(v, at) in &kernel.shared_layout {
-            shared_offsets[v as usize] = at;
-        }
         let LaunchContext { peers, writer, unordered, remote } = context;
         let mut snapshot = gpu.memory.snapshot();
         if !peers.is_empty() {
             snapshot.live.extend(peers);
             snapshot.live.sort_by_key(|a| a.base);
         }
-        Self {
+        let mut job = Self {
             functions: &loaded.module.functions,
+            code: loaded.module.has_lines().then(|| {
+                let mut starts = vec![0];
+                starts.extend(loaded.module.functions.iter().scan(0, |end, f| {
+                    *end += f.code.len();
+                    Some(*end)
+                }));
+                let length = starts.pop().unwrap_or(0);
+                (starts, length)
+            }),
             kernel,
+            lines: &loaded.module.lines,
             memory: &gpu.memory,
             touched: snapshot.live.iter().map(|_| OnceLock::new()).collect(),
             snapshot,
@@ -363,7 +376,8 @@ impl<'a> Job<'a> {
             dynamic_shared: l.dynamic_shared,
             params: l.params,
             globals: &loaded.addresses,
-            shared_offsets,
+            shared_arrays: SharedArrays::new(kernel, &loaded.module.variables, l.dynamic_shared),
+            global_races: None,
             launch_id: gpu.launches,
             writer,
             unordered,
@@ -374,7 +388,12 @@ impl<'a> Job<'a> {
             fault: Mutex::new(None),
             printed: Mutex::new(Vec::new()),
             printed_bytes: AtomicUsize::new(0),
+        };
+        if gpu.config.checks.races {
+            let (allocations, granule) = (job.snapshot.live.len(), kernel.store_granule);
+            job.global_races = GlobalRaces::new(allocations, job.blocks(), granule, kernel.line);
         }
+        job
     }
 
     /// The text of all blocks in their order.
@@ -426,30 +445,30 @@ impl<'a> Job<'a> {
         // would let that thread start another job that launches while this launch holds the device.
         // The first block runs alone; its cost decides how many threads are worth starting.
         let mut counters = Counters::default();
+        let mut costs = self.no_costs();
         let (blocks, limit) = (self.blocks(), self.config.launch_limit);
         if blocks.saturating_mul(Config::BLOCK_COST) > limit {
             let message = format!(
                 "{blocks} blocks cost more than {limit} thread instructions, {} each for their start",
                 Config::BLOCK_COST
             );
-            let (kind, kernel) = (FindingKind::Timeout, self.kernel.name.clone());
-            return Err(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+            return Err(Finding::new(FindingKind::Timeout, &self.kernel.name, message));
         }
-        self.work(1, &mut counters);
+        self.work(1, &mut counters, &mut costs);
         let rest = self.blocks() - 1;
         let workers =
             (self.config.threads as u64).min(rest).min(1 + rest.saturating_mul(counters.warp_total()) / 4096);
         if workers <= 1 {
-            self.work(u64::MAX, &mut counters);
+            self.work(u64::MAX, &mut counters, &mut costs);
         } else {
             let parts = std::thread::scope(|s| {
                 let job = &*self;
                 let handles: Vec<_> = (0..workers)
                     .map(|_| {
                         s.spawn(move || {
-                            let mut c = Counters::default();
-                            job.work(u64::MAX, &mut c);
-                            c
+                            let (mut counters, mut costs) = (Counters::default(), job.no_costs());
+                            job.work(u64::MAX, &mut counters, &mut costs);
+                            (counters, costs)
                         })
                     })
                     .collect();
@@ -457,7 +476,10 @@ impl<'a> Job<'a> {
             });
             for p in parts {
                 match p {
-                    Ok(c) => counters += &c,
+                    Ok((c, more)) => {
+                        counters += &c;
+                        costs.iter_mut().zip(more).for_each(|(sum, cost)| *sum += cost);
+                    }
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
@@ -467,12 +489,13 @@ impl<'a> Job<'a> {
         }
         let (kernel, grid, block) = (self.kernel.name.clone(), self.grid, self.block);
         let shared_bytes = self.shared_bytes();
-        Ok(LaunchReport { kernel, grid, block, shared_bytes, in_graph: false, counters })
+        let lines = line_costs::by_line(self.functions, self.lines, &costs);
+        Ok(LaunchReport { kernel, grid, block, shared_bytes, in_graph: false, counters, lines })
     }
 
     /// Takes up to `limit` blocks in order and runs them. In order, so that a block which waits for an
     /// earlier one (a chain through global memory) always finds it running or done.
-    fn work(&self, limit: u64, counters: &mut Counters) {
+    fn work(&self, limit: u64, counters: &mut Counters, costs: &mut [InstructionCost]) {
         let mut runner = block::Block::new(self);
         for _ in 0..limit {
             if self.stop.load(Ordering::Relaxed) {
@@ -491,5 +514,11 @@ impl<'a> Job<'a> {
             }
         }
         *counters += &runner.counters;
+        costs.iter_mut().zip(&runner.costs).for_each(|(sum, cost)| *sum += *cost);
+    }
+
+    /// For each instruction of the module; none for PTX without lines.
+    fn no_costs(&self) -> Vec<InstructionCost> {
+        vec![InstructionCost::default(); self.code.as_ref().map_or(0, |(_, length)| *length)]
     }
 }

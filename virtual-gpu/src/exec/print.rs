@@ -63,7 +63,7 @@ trait Read {
 impl Read for Source<'_, '_> {
     fn read(&mut self, at: u64, bytes: u32) -> Check<u64> {
         let Self { b, w, inst, lane } = self;
-        let (lane, what) = (*lane, What { verb: "read by vprintf", bytes, line: inst.line });
+        let (lane, what) = (*lane, What { verb: "read by vprintf", bytes, line: inst.line, loose: false });
         if let offset @ 0..WINDOW_BYTES = at.wrapping_sub(SHARED_WINDOW) {
             let offset = place::<SHARED>(b, w, what, lane, offset)?;
             return Ok(bytes_at(&b.shared, offset, bytes as u8));

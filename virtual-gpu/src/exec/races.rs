@@ -1,8 +1,8 @@
 //! Race detection: which warp touched which shared memory since the last barrier.
 //!
 //! Each warp has a vector clock; a barrier joins the clocks of those that meet there. An access races with an
-//! earlier one of another warp that is not in its clock. Within a warp, lockstep orders everything
-//! except lanes of one instruction. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per
+//! earlier one of another warp that is not in its clock. Within a warp, hardware runs in lockstep and compilers do not know it:
+//! a lane that reads what another wrote needs a warp barrier, and lanes of one instruction must not store different values. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per
 //! thread and with the readers of one epoch as a bit mask.
 
 /// `clock[w]`: the latest step of warp w that is known to happen before.
@@ -17,6 +17,10 @@ struct Cell {
     write_thread: u16,
     write_warp: u8,
     write_atomic: bool,
+    /// Atomic or volatile.
+    write_loose: bool,
+    /// Warp barriers that the writing warp had passed.
+    write_sync: u32,
     read_clock: u32,
     read_warps: u32,
     read_line: u32,
@@ -37,6 +41,11 @@ pub(super) enum Conflict {
     ReadBy {
         warp: usize,
     },
+    /// Another lane of the same warp.
+    WroteInWarp {
+        thread: u16,
+        line: u32,
+    },
 }
 
 /// The access being checked.
@@ -46,6 +55,10 @@ pub(super) struct Party<'a> {
     pub thread: u16,
     pub line: u32,
     pub step: u32,
+    /// Warp barriers passed.
+    pub sync: u32,
+    /// Atomic or volatile.
+    pub loose: bool,
     pub clock: &'a VectorClock,
 }
 
@@ -73,6 +86,11 @@ impl Races {
                 return Some(Conflict::Wrote { thread: c.write_thread, line: c.write_line });
             }
             let now = p.clock[p.warp];
+            let is_of_warp =
+                c.write_warp as usize == p.warp && c.write_clock == now && c.write_sync == p.sync;
+            if is_of_warp && c.write_thread != p.thread && !c.write_loose && !p.loose {
+                return Some(Conflict::WroteInWarp { thread: c.write_thread, line: c.write_line });
+            }
             if now > c.read_clock {
                 c.read_clock = now;
                 c.read_warps = 0;
@@ -123,6 +141,9 @@ impl Races {
                 write_thread: p.thread,
                 write_warp: p.warp as u8,
                 write_atomic: atomic,
+                // lanes that store the same value with one instruction have it themselves
+                write_loose: p.loose || !other && c.write_step == p.step && c.write_clock != 0,
+                write_sync: p.sync,
                 ..*c
             };
         }

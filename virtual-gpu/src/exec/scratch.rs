@@ -27,8 +27,21 @@ pub(super) fn place<const SPACE: bool>(
         LOCAL => (w.local_bytes, "local", "a thread"),
     };
     if at.checked_add(what.bytes as u64).is_none_or(|end| end > size as u64) {
+        let size = if SPACE == SHARED { b.job.shared_bytes() as usize } else { size };
         let place = format_args!("at {space} address 0x{at:x}, {owner} has {size} bytes");
         return Err(fault(b, w, what, lane, FindingKind::OutOfBounds, place));
+    }
+    if SPACE == SHARED
+        && let Some(array) = b.job.shared_arrays.beside(at as usize, what.bytes as usize)
+    {
+        return Err(fault(
+            b,
+            w,
+            what,
+            lane,
+            FindingKind::OutOfBounds,
+            format_args!("at shared address 0x{at:x}, {array}"),
+        ));
     }
     if at & (what.bytes as u64 - 1) != 0 {
         return Err(misaligned(b, w, what, lane, space, at));
@@ -152,6 +165,8 @@ pub(super) fn party<'w>(w: &'w Warp, what: What, lane: usize) -> Party<'w> {
         thread: (w.id * 32 + lane as u32) as u16,
         line: what.line,
         step: w.step,
+        sync: w.sync,
+        loose: what.loose,
         clock: &w.clock,
     }
 }

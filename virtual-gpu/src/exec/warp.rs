@@ -8,10 +8,12 @@ use super::alu;
 use super::atomic;
 use super::block::{Block, Check};
 use super::exchange;
+use super::line_costs;
 use super::print;
 use super::races::VectorClock;
 use super::regs::{LANES, Regs};
 use crate::finding::FindingKind;
+use crate::ptx::SourceLine;
 use crate::ptx::inst::*;
 
 /// Why a warp stopped running.
@@ -68,6 +70,8 @@ pub(super) struct Warp {
     pub clock: VectorClock,
     /// Instructions executed, for the race check.
     pub step: u32,
+    /// Warp barriers and fences passed, for the race check.
+    pub sync: u32,
     /// Local memory: `local_bytes` per lane, lane after lane.
     pub local: Vec<u8>,
     pub local_written: Vec<u8>,
@@ -85,6 +89,7 @@ impl Warp {
         self.clock = [0; 32];
         self.clock[id as usize] = 1;
         self.step = 0;
+        self.sync = 0;
         self.local_bytes = local_bytes;
         self.local.clear();
         self.local.resize(local_bytes * LANES, crate::memory::POISON);
@@ -224,6 +229,26 @@ impl Warp {
 
     /// Runs until the warp ends, waits, or has used up its quantum.
     pub fn run(&mut self, b: &mut Block<'_>, quantum: u32) -> Check<Stop> {
+        self.run_instructions(b, quantum).map_err(|mut finding| {
+            finding.source.extend(self.calls(b));
+            finding
+        })
+    }
+
+    /// The places of the calls that lead to the running function, from the inside out.
+    fn calls(&self, b: &Block<'_>) -> Vec<SourceLine> {
+        let callers = self.frames.iter().zip(self.frames.iter().skip(1)).rev();
+        let lines = callers.filter_map(|(caller, frame)| {
+            let entry = self.stack.get(frame.floor.checked_sub(1)?)?;
+            b.job.functions[caller.function as usize]
+                .code
+                .get(entry.pc.checked_sub(1)? as usize)
+                .map(|inst| inst.line)
+        });
+        lines.flat_map(|line| b.job.lines.find(line)).collect()
+    }
+
+    fn run_instructions(&mut self, b: &mut Block<'_>, quantum: u32) -> Check<Stop> {
         let job = b.job;
         let mut left = quantum;
         'entry: loop {
@@ -246,6 +271,7 @@ impl Warp {
             }
             let f = &job.functions[frame.function as usize];
             let top = self.stack.len() - 1;
+            let costs = b.cost_start(frame.function);
             loop {
                 if pc == rpc {
                     self.stack.pop();
@@ -260,6 +286,9 @@ impl Warp {
                 let mask = if inst.guard == NONE { active } else { active & self.regs.pred(inst.guard) };
                 b.steps += 1;
                 b.counters.warp_instructions[inst.class as usize] += 1;
+                if let Some(cost) = b.costs.get_mut(costs + pc as usize) {
+                    cost.warp_instructions += 1;
+                }
                 b.counters.thread_instructions[inst.class as usize] += mask.count_ones() as u64;
                 self.step += 1;
                 match inst.op {
@@ -304,15 +333,19 @@ impl Warp {
                         self.barrier(b, inst, red, arrive, mask)?;
                         return Ok(Stop::Barrier);
                     }
-                    Op::Ld(a) => access::load(b, self, f, inst, a, mask)?,
-                    Op::St(a) => access::store(b, self, f, inst, a, mask)?,
-                    Op::Atom { op, ty, space, addr_wide } => {
-                        atomic::atomic(b, self, inst, (op, ty), (space, addr_wide), mask)?
+                    Op::Ld(_) | Op::St(_) | Op::Atom { .. } if !b.costs.is_empty() => {
+                        let before = line_costs::traffic(&b.counters);
+                        self.access(b, f, inst, mask)?;
+                        b.costs[costs + pc as usize].add_traffic(before, &b.counters);
                     }
+                    Op::Ld(_) | Op::St(_) | Op::Atom { .. } => self.access(b, f, inst, mask)?,
                     Op::Cvta { .. } | Op::IsSpace { .. } => access::address(self, inst, mask),
                     Op::Shfl { mode, sync } => exchange::shuffle(b, self, inst, mode, sync, mask)?,
                     Op::Vote { mode, sync } => exchange::vote(b, self, inst, mode, sync, mask)?,
-                    Op::WarpSync => exchange::converged(b, self, inst, mask)?,
+                    Op::WarpSync => {
+                        exchange::converged(b, self, inst, mask)?;
+                        self.sync += 1;
+                    }
                     Op::Activemask => {
                         for lane in lanes(mask) {
                             self.regs.row32_mut(inst.d)[lane] = mask;
@@ -328,12 +361,28 @@ impl Warp {
                             }
                         }
                     }
-                    Op::Fence => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
+                    Op::Fence => {
+                        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+                        self.sync += 1;
+                        b.fence();
+                    }
                     Op::Nop => {}
                     _ => alu::execute(job.fast, &mut self.regs, &f.lists, inst, mask),
                 }
                 pc += 1;
             }
+        }
+    }
+
+    #[inline(always)]
+    fn access(&mut self, b: &mut Block<'_>, f: &Function, inst: &Inst, mask: u32) -> Check {
+        match inst.op {
+            Op::Ld(a) => access::load(b, self, f, inst, a, mask),
+            Op::St(a) => access::store(b, self, f, inst, a, mask),
+            Op::Atom { op, ty, space, addr_wide } => {
+                atomic::atomic(b, self, inst, (op, ty), (space, addr_wide), mask)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -3,6 +3,7 @@
 use super::flow;
 use super::inst::*;
 use super::lexer::Tok;
+use super::lines::Place;
 use super::operand::{Arg, Body, Name, Scope};
 use super::parser::{Parser, Unit};
 use super::{Module, PtxError, VarSpace, Variable};
@@ -23,6 +24,7 @@ impl<'a> Parser<'a, '_> {
         let Module { functions, variables, .. } = m;
         let mut b = Body::new(f, names, entry);
         b.line = self.line();
+        self.lines.function(b.line);
         for (name, n) in params {
             b.declare(name, n)?;
         }
@@ -163,28 +165,48 @@ impl<'a> Parser<'a, '_> {
                 b.declare(d.name, Name::Shared(id))?;
                 self.expect(b';')
             }
-            ".loc" => {
-                for _ in 0..3 {
-                    self.int()?;
-                }
-                if self.peek() == Some(Tok::Punct(b',')) {
-                    self.pos += 1;
-                    self.word()?;
+            ".loc" => self.loc(),
+            ".pragma" => self.pragma(),
+            _ => self.err(format!("directive `{w}` is not supported here")),
+        }
+    }
+
+    /// `.loc file line column`, and where the place was inlined.
+    fn loc(&mut self) -> Result<(), PtxError> {
+        let ptx_line = self.toks[self.pos - 1].line;
+        let place = self.place()?;
+        let mut callers = Vec::new();
+        if let Some(Tok::InlinedAt(places)) = self.peek() {
+            self.pos += 1;
+            for place in places.split(',') {
+                let mut numbers = place.split_whitespace().map(str::parse);
+                let (Some(Ok(file)), Some(Ok(line)), Some(Ok(column)), None) =
+                    (numbers.next(), numbers.next(), numbers.next(), numbers.next())
+                else {
+                    return Err(PtxError::new(ptx_line, "a place is a file, a line and a column"));
+                };
+                callers.push((file, line, column));
+            }
+        }
+        while self.eat(b',') {
+            match self.word()? {
+                "function_name" => {
                     self.word()?;
                     if self.eat(b'+') {
                         self.int()?;
                     }
-                    self.expect(b',')?;
-                    self.word()?;
-                    for _ in 0..3 {
-                        self.int()?;
-                    }
                 }
-                Ok(())
+                "inlined_at" => callers.push(self.place()?),
+                _ => return self.err("function_name or inlined_at is expected"),
             }
-            ".pragma" => self.pragma(),
-            _ => self.err(format!("directive `{w}` is not supported here")),
         }
+        self.lines.loc(ptx_line, place, callers);
+        Ok(())
+    }
+
+    fn place(&mut self) -> Result<Place, PtxError> {
+        let mut number = || self.int().map(|n| u32::try_from(n).unwrap_or(0));
+        Ok((number()?, number()?, number()?))
     }
 }
 

@@ -173,6 +173,7 @@ pub(crate) struct Access {
     /// The data registers are 64-bit ones.
     pub wide: bool,
     pub addr_wide: bool,
+    pub volatile: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -392,5 +393,7 @@ pub(crate) struct Function {
     pub returns: Vec<(u32, u32)>,
     /// Smallest shared or generic access, in bytes: the granule of the race check.
     pub granule: u8,
+    /// Smallest store to global memory or through a generic address, in bytes: the granule of the race check there.
+    pub store_granule: u8,
     pub defined: bool,
 }

@@ -11,11 +11,13 @@ pub(super) enum Tok<'a> {
     F32(u32),
     /// `0dXXXXXXXXXXXXXXXX` or a decimal fraction: the bits of an f64.
     F64(u64),
-    Str,
+    Str(&'a str),
+    /// The comment `// inlined_at 1 42 9, …` on the line of a `.loc`, as `cuda_builder` writes it: its text after the word.
+    InlinedAt(&'a str),
     Punct(u8),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Token<'a> {
     pub tok: Tok<'a>,
     pub line: u32,
@@ -40,8 +42,16 @@ pub(super) fn lex(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
             // A NUL ends the text: the driver takes C strings, and builders append one.
             0 if s[i..].iter().all(|&c| c == 0) => break,
             b'/' if s.get(i + 1) == Some(&b'/') => {
+                let start = i;
                 while i < s.len() && s[i] != b'\n' {
                     i += 1;
+                }
+                // after the three numbers of a `.loc`
+                let directive = out.len().checked_sub(4).map(|at: usize| out[at]);
+                if directive == Some(Token { tok: Tok::Word(".loc"), line })
+                    && let Some(places) = text[start..i].strip_prefix("// inlined_at ")
+                {
+                    out.push(Token { tok: Tok::InlinedAt(places), line });
                 }
             }
             b'/' if s.get(i + 1) == Some(&b'*') => {
@@ -59,12 +69,13 @@ pub(super) fn lex(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
                 i += 2;
             }
             b'"' => {
+                let start = i + 1;
                 let end = s[i + 1..].iter().position(|&c| c == b'"' || c == b'\n');
                 match end {
                     Some(n) if s[i + 1 + n] == b'"' => i += n + 2,
                     _ => return Err(PtxError::new(line, "unterminated string")),
                 }
-                out.push(Token { tok: Tok::Str, line });
+                out.push(Token { tok: Tok::Str(&text[start..i - 1]), line });
             }
             b'0'..=b'9' => {
                 let start = i;

@@ -32,6 +32,7 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
         for f in calls.reached(k.function, k.line)? {
             let f = &m.functions[f as usize];
             k.granule = k.granule.min(f.granule);
+            k.store_granule = k.store_granule.min(f.store_granule);
             used.extend(f.inits.iter().filter_map(|(_, _, init)| match *init {
                 Init::Shared(v, _) => Some(v),
                 _ => None,

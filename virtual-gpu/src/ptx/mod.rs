@@ -8,12 +8,16 @@ mod decode;
 mod flow;
 pub(crate) mod inst;
 mod lexer;
+mod lines;
 mod link;
 mod operand;
 mod parser;
 mod registers;
 
 use std::fmt;
+
+pub(crate) use lines::Lines;
+pub use lines::SourceLine;
 
 /// Why a text is not PTX that sm_61 can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +48,7 @@ pub struct Module {
     pub(crate) variables: Vec<Variable>,
     kernels: Vec<Kernel>,
     version: (u32, u32),
+    pub(crate) lines: Lines,
 }
 
 /// An `.entry` of a module.
@@ -78,6 +83,8 @@ pub struct Kernel {
     pub(crate) dynamic_start: u32,
     /// Smallest shared access in bytes, the unit in which races are tracked.
     pub(crate) granule: u8,
+    /// Smallest store to global memory in bytes, the unit in which races are tracked there.
+    pub(crate) store_granule: u8,
 }
 
 /// A kernel parameter.
@@ -126,6 +133,17 @@ impl Module {
 
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|k| k.name == name)
+    }
+
+    /// Whether the file holds lines of its source (`.file` and `.loc`).
+    pub fn has_lines(&self) -> bool {
+        !self.lines.is_empty()
+    }
+
+    /// The places in the source of the instruction on a line of the PTX, from the inside out: first its own, then where its
+    /// function was inlined. None where they are not known.
+    pub fn source(&self, ptx_line: u32) -> Vec<SourceLine> {
+        self.lines.find(ptx_line)
     }
 
     /// The ISA version the file declares.

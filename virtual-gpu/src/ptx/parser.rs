@@ -5,14 +5,21 @@ use std::collections::{HashMap, HashSet};
 
 use super::inst::*;
 use super::lexer::{Tok, Token, lex};
+use super::lines::Lines;
 use super::operand::{Arg, Imm, Name, Width};
 use super::{Kernel, Module, Param, PtxError, VarSpace, Variable};
 
 pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
     let toks = lex(text)?;
-    let mut p = Parser { toks: &toks, pos: 0 };
+    let mut p = Parser { toks: &toks, pos: 0, lines: Lines::default() };
     let mut module = Unit {
-        m: Module { functions: Vec::new(), variables: Vec::new(), kernels: Vec::new(), version: (0, 0) },
+        m: Module {
+            functions: Vec::new(),
+            variables: Vec::new(),
+            kernels: Vec::new(),
+            version: (0, 0),
+            lines: Lines::default(),
+        },
         names: HashMap::new(),
         kernels: HashSet::new(),
     };
@@ -20,6 +27,7 @@ pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
     while p.pos < p.toks.len() {
         p.top_level(&mut module)?;
     }
+    module.m.lines = p.lines;
     super::link::link(module.m)
 }
 
@@ -32,6 +40,7 @@ pub(super) struct Unit<'a> {
 pub(super) struct Parser<'a, 't> {
     pub toks: &'t [Token<'a>],
     pub pos: usize,
+    pub lines: Lines,
 }
 
 /// `.align 4 .b8 name[12]`
@@ -177,8 +186,11 @@ impl<'a> Parser<'a, '_> {
                 ".func" => return self.func(u, line),
                 ".global" | ".const" | ".shared" => return self.variable(u, w, external),
                 ".file" => {
-                    self.int()?;
-                    self.next()?;
+                    let number = self.int()?;
+                    let path = self.next()?;
+                    if let (Ok(number), Tok::Str(path)) = (u32::try_from(number), path) {
+                        self.lines.file(number, path);
+                    }
                     while self.eat(b',') {
                         self.int()?;
                     }
@@ -366,7 +378,8 @@ impl<'a> Parser<'a, '_> {
 
     fn entry(&mut self, u: &mut Unit<'a>, line: u32) -> Result<(), PtxError> {
         let name = self.word()?;
-        let mut k = Kernel { name: name.to_owned(), line, granule: 4, ..Kernel::default() };
+        let mut k =
+            Kernel { name: name.to_owned(), line, granule: 4, store_granule: 16, ..Kernel::default() };
         let mut names = Vec::new();
         if self.eat(b'(') {
             while !self.eat(b')') {
@@ -408,8 +421,14 @@ impl<'a> Parser<'a, '_> {
         if !u.kernels.insert(name) {
             return self.err(format!("kernel `{name}` is defined twice"));
         }
-        let f =
-            Function { name: name.to_owned(), preds: 1, granule: 4, defined: true, ..Function::default() };
+        let f = Function {
+            name: name.to_owned(),
+            preds: 1,
+            granule: 4,
+            store_granule: 16,
+            defined: true,
+            ..Function::default()
+        };
         let f = self.body(u, f, true, names)?;
         k.function = u.m.functions.len();
         u.m.functions.push(f);
@@ -436,7 +455,7 @@ impl<'a> Parser<'a, '_> {
     }
 
     fn func(&mut self, u: &mut Unit<'a>, line: u32) -> Result<(), PtxError> {
-        let mut f = Function { preds: 1, granule: 4, ..Function::default() };
+        let mut f = Function { preds: 1, granule: 4, store_granule: 16, ..Function::default() };
         let mut names = Vec::new();
         let mut returns = Vec::new();
         if self.eat(b'(') {

@@ -8,6 +8,7 @@ mod driver_api;
 mod foreign;
 mod gpu;
 mod instructions;
+mod lines;
 mod newer_api;
 mod nvcc;
 mod several_devices;

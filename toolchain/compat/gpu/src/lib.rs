@@ -6,6 +6,7 @@
 mod float_list;
 mod floats;
 mod lowering;
+mod planted;
 mod shuffles;
 
 include!("../../src/kernels.rs");

@@ -54,7 +54,8 @@ impl Decoder<'_, '_, '_> {
     }
 
     fn access(&mut self, space: Option<Space>, constant: bool) -> Result<()> {
-        for hint in ["volatile", "weak", "nc"] {
+        let volatile = self.take("volatile");
+        for hint in ["weak", "nc"] {
             self.take(hint);
         }
         self.take_one(&["ca", "cg", "cs", "lu", "cv", "wb", "wt"]);
@@ -112,9 +113,12 @@ impl Decoder<'_, '_, '_> {
             f.lists.extend(rows.iter().map(|r| r.0));
         }
         let (size, count, signed) = ((bits / 8) as u8, count as u8, matches!(ty, Ty::S(_)));
-        let access = Access { space, size, count, signed, wide, addr_wide };
+        let access = Access { space, size, count, signed, wide, addr_wide, volatile };
         if matches!(space, Space::Shared | Space::Generic) {
             f.granule = f.granule.min(size);
+        }
+        if !load && matches!(space, Space::Global | Space::Generic) {
+            f.store_granule = f.store_granule.min(size * count);
         }
         if load {
             self.i.d = register;
