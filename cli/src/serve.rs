@@ -197,7 +197,7 @@ struct Json<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    args.model.check()?;
+    args.model.check_to_serve()?;
     let output = &args.log();
     let report = output.report()?;
     let api_key = args.api_key.clone().or_else(|| env::var("PASCALINE_API_KEY").ok());
@@ -289,6 +289,7 @@ fn config(args: &Args, model: &LanguageModel, context: usize, api_key: Option<St
         limits,
         control_tokens: if args.control_tokens { ControlTokens::Recognized } else { ControlTokens::AsText },
         api_key,
+        adapters: model.adapters().map(str::to_owned).collect(),
         cors_origins: args.cors_origin.clone(),
         allowed_hosts: args.allowed_host.clone(),
         grace: Duration::from_secs(args.grace),

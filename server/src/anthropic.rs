@@ -44,7 +44,7 @@ pub(crate) fn read(body: Value, config: &Config) -> Result<Asked<Message>> {
     let stop = if let [Value::String(stop)] = &stops[..] { Some(stop.clone()) } else { None };
     let form = Message {
         id: new_id("msg_"),
-        model: config.name.clone(),
+        model: chat.wish.model.name.clone(),
         stop,
         block: None,
         blocks: 0,

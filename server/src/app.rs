@@ -40,6 +40,8 @@ const DISCARDED: usize = 64 << 20;
 pub struct Config {
     /// The model's name in answers and in `/v1/models`.
     pub name: String,
+    /// The adapters that requests choose by `model`. If there are any, a request with another name is refused.
+    pub adapters: Vec<String>,
     /// Defaults for fields that a request does not set, except the seed.
     pub defaults: Options,
     /// The seed of requests that give none; `None`: a random one for each.
@@ -57,6 +59,38 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// How long running answers may take to end when the server is stopped.
     pub grace: Duration,
+}
+
+/// The model that a request names.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Named {
+    /// Its name in the answer.
+    pub name: String,
+    pub adapter: Option<String>,
+}
+
+impl Config {
+    /// The model and its adapters, as requests name them.
+    pub(crate) fn names(&self) -> impl Iterator<Item = String> {
+        let with = self.adapters.iter().map(|adapter| format!("{}:{adapter}", self.name));
+        std::iter::once(self.name.clone()).chain(with)
+    }
+
+    /// What `model` names. Without adapters there is one model, so any name is it.
+    pub(crate) fn named(&self, name: Option<&str>) -> Result<Named> {
+        let own = Named { name: self.name.clone(), adapter: None };
+        let Some(name) = name.filter(|name| !self.adapters.is_empty() && *name != self.name) else {
+            return Ok(own);
+        };
+        let of_model = name.strip_prefix(&self.name).and_then(|rest| rest.strip_prefix(':'));
+        let asked = of_model.unwrap_or(name);
+        match self.adapters.iter().find(|adapter| *adapter == asked) {
+            Some(adapter) => {
+                Ok(Named { name: format!("{}:{adapter}", self.name), adapter: Some(adapter.clone()) })
+            }
+            None => Err(ApiError::no_model(name, self.names())),
+        }
+    }
 }
 
 /// The state that all handlers share.
@@ -319,7 +353,7 @@ async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response>
     let deadline = app.deadline();
     let read = |body: Value, config: &Config| Chat::read(&body, config);
     let (chat, charge) = parsed(&app, request, deadline, read).await?;
-    let shape = Shape::new(&app, Kind::Chat, &chat.wish);
+    let shape = Shape::new(Kind::Chat, &chat.wish);
     answer(app, chat, charge, shape, deadline).await
 }
 
@@ -329,7 +363,7 @@ async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Res
     let (Completion { prompts, wish }, charge) = parsed(&app, request, deadline, read).await?;
     let work = prepare::raw(&app, prompts, &wish, charge);
     let prepared = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
-    let shape = Shape::new(&app, Kind::Text, &wish);
+    let shape = Shape::new(Kind::Text, &wish);
     let answers = prepare::submit(&app, prepared, &wish)?;
     stream::reply(app, answers, shape, wish.stream, deadline).await
 }
@@ -393,9 +427,9 @@ async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Res
     Ok(json_response(StatusCode::OK, &json!({ "content": text, "prompt": text })))
 }
 
-/// The description of the one model in `/v1/models`.
-fn description(app: &App) -> Value {
-    let Config { name, defaults, limits, .. } = &app.config;
+/// The description of the model, or of it with an adapter, in `/v1/models`.
+fn description(app: &App, name: &str) -> Value {
+    let Config { defaults, limits, .. } = &app.config;
     let sampling = &defaults.sampling;
     json!({
         "id": name,
@@ -418,13 +452,14 @@ fn description(app: &App) -> Value {
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response {
-    json_response(StatusCode::OK, &json!({ "object": "list", "data": [description(&app)] }))
+    let data: Vec<_> = app.config.names().map(|name| description(&app, &name)).collect();
+    json_response(StatusCode::OK, &json!({ "object": "list", "data": data }))
 }
 
 async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
-    match name == app.config.name {
-        true => Ok(json_response(StatusCode::OK, &description(&app))),
-        false => Err(ApiError::not_found(format!("there is no model {name:?}, only {:?}", app.config.name))),
+    match app.config.names().any(|other| other == name) {
+        true => Ok(json_response(StatusCode::OK, &description(&app, &name))),
+        false => Err(ApiError::no_model(&name, app.config.names())),
     }
 }
 

@@ -151,7 +151,7 @@ fn counted<'a>(param: &str, list: &'a [Value]) -> Result<&'a [Value]> {
 impl Embeddings {
     pub fn read(body: &Value, config: &Config) -> Result<Self> {
         let fields = Fields::root(body)?;
-        fields.str("model")?; // there is only one model, so any name is accepted
+        own_model(&fields, config)?;
         let is_base64 = match fields.str("encoding_format")? {
             None | Some("float") => false,
             Some("base64") => true,
@@ -216,10 +216,21 @@ impl Embeddings {
     }
 }
 
+/// Refuses a model that is not there, and adapters, which are for answers.
+fn own_model(fields: &Fields, config: &Config) -> Result<()> {
+    match config.named(fields.str("model")?)?.adapter {
+        None => Ok(()),
+        Some(_) => Err(ApiError::unsupported(
+            "model",
+            "embeddings and rankings are the model's own, without an adapter",
+        )),
+    }
+}
+
 impl Rerank {
     pub fn read(body: &Value, config: &Config) -> Result<Self> {
         let fields = Fields::root(body)?;
-        fields.str("model")?;
+        own_model(&fields, config)?;
         let query = Content::read("query", fields.required("query", fields.get("query"))?, config)?;
         let list = counted("documents", fields.required("documents", fields.list("documents")?)?)?;
         let instruction = fields.str("instruction")?;

@@ -66,6 +66,18 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, Some("not_found"), message)
     }
 
+    /// `model` is none of these.
+    pub fn no_model(name: &str, names: impl Iterator<Item = String>) -> Self {
+        let names = names.map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            Some("model_not_found"),
+            format!("there is no model {name:?}; there is {names}"),
+        );
+        error.param = Some("model".into());
+        error
+    }
+
     pub fn wrong_method() -> Self {
         let message = "this address does not take that method";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, Some("method_not_allowed"), message)

@@ -145,7 +145,7 @@ fn asked(mut body: Value, messages: Value, is_chat: bool, config: &Config) -> Re
     map.insert("stream".to_owned(), is_stream.into());
     let chat = Chat::read(&Value::Object(map), config)?;
     let form = Lines {
-        model: config.name.clone(),
+        model: chat.wish.model.name.clone(),
         is_chat,
         shows_thought,
         begun: Instant::now(),
@@ -289,12 +289,14 @@ fn details(app: &App) -> Value {
 
 /// `/api/tags`, and `/api/ps`, since the one model is loaded.
 async fn tags(State(app): State<Arc<App>>) -> Response {
-    let name = &app.config.name;
-    let model = json!({
-        "name": name, "model": name, "modified_at": timestamp(app.created), "size": 0, "digest": "",
-        "details": details(&app),
-    });
-    json_response(StatusCode::OK, &json!({ "models": [model] }))
+    let model = |name: String| {
+        json!({
+            "name": name, "model": name, "modified_at": timestamp(app.created), "size": 0, "digest": "",
+            "details": details(&app),
+        })
+    };
+    let models: Vec<_> = app.config.names().map(model).collect();
+    json_response(StatusCode::OK, &json!({ "models": models }))
 }
 
 async fn show(State(app): State<Arc<App>>) -> Response {

@@ -90,7 +90,7 @@ pub(crate) fn read(mut body: Value, config: &Config) -> Result<Asked<Responses>>
     let form = Responses {
         id: new_id("resp_"),
         created: unix_seconds(),
-        model: config.name.clone(),
+        model: chat.wish.model.name.clone(),
         shown,
         sequence: 0,
         output: Vec::new(),

@@ -40,6 +40,7 @@ pub fn config() -> Config {
         limits: Limits { time: PATIENCE, ..Limits::for_context(4096) },
         control_tokens: ControlTokens::AsText,
         api_key: None,
+        adapters: Vec::new(),
         cors_origins: Vec::new(),
         allowed_hosts: Vec::new(),
         grace: PATIENCE,
