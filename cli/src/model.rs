@@ -35,7 +35,7 @@ use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub(super) struct ModelArgs {
     /// The model. A directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (the first of a
     /// split model), or a directory with one; or a name on the Hugging Face hub, OWNER/NAME or OWNER/NAME:TYPE for GGUF
@@ -49,6 +49,10 @@ pub(super) struct ModelArgs {
 
     #[command(flatten)]
     load: LoadArgs,
+
+    /// The models that may be loaded at the same time, each within --memory-limit.
+    #[arg(skip = 1usize)]
+    places: usize,
 }
 
 /// How a model is loaded.
@@ -246,7 +250,12 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
 
 impl ModelArgs {
     pub fn new(model: PathBuf, device: DeviceArg, load: LoadArgs) -> Self {
-        Self { model, device, load }
+        Self { model, device, load, places: 1 }
+    }
+
+    /// One of so many models that may be loaded at the same time.
+    pub fn one_of(self, places: usize) -> Self {
+        Self { places, ..self }
     }
 
     /// Refuses a path that can't be a model, and says how to get one.
@@ -415,7 +424,7 @@ impl ModelArgs {
         let (free, total) = cuda.memory_info()?;
         let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
         if self.load.memory_limit.is_some() {
-            memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
+            memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool).saturating_mul(self.places))?;
         }
         let peaks = fit::peaks(cuda.properties());
         let asked = &opened.planned(|model| fit::with_experts(&model, usual, asked, &peaks))?;
@@ -634,7 +643,7 @@ impl ModelArgs {
             gpu.beside_pool += beside;
             let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
             if self.load.memory_limit.is_some() {
-                memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
+                memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool).saturating_mul(self.places))?;
             }
             targets.push(Target { gpu, limit, speed: fit::memory_speed(cuda.properties()) });
             before += total - free;

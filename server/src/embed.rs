@@ -4,7 +4,7 @@
 //! little memory and lets others pass.
 
 use super::account::Charge;
-use super::app::{App, Config, parsed};
+use super::app::{App, Config, Server, parsed};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, wrong};
 use super::images::{Pictures, bound};
@@ -293,10 +293,10 @@ async fn each<T: Send + 'static>(
     Ok(found)
 }
 
-pub(crate) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
-    let deadline = app.deadline();
-    let (asked, charge) =
-        parsed(&app, request, deadline, |body, config| Embeddings::read(&body, config)).await?;
+pub(crate) async fn embeddings(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
+    let deadline = server.deadline();
+    let (app, asked, charge) =
+        parsed(&server, request, deadline, |body, config| Embeddings::read(&body, config)).await?;
     let Embeddings { items, dimensions, is_base64 } = asked;
     let found = each(&app, items, charge, deadline, move |model, prompt| {
         let mut found = model.embed_prompt(prompt)?;
@@ -323,10 +323,10 @@ pub(crate) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     Ok(json_response(StatusCode::OK, &value))
 }
 
-pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
-    let deadline = app.deadline();
-    let (Rerank { items, top, mut documents }, charge) =
-        parsed(&app, request, deadline, |body, config| Rerank::read(&body, config)).await?;
+pub(crate) async fn rerank(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
+    let deadline = server.deadline();
+    let (app, Rerank { items, top, mut documents }, charge) =
+        parsed(&server, request, deadline, |body, config| Rerank::read(&body, config)).await?;
     let found = each(&app, items, charge, deadline, |model, prompt| {
         model.relevance_of_prompt(&mut model.session()?, prompt)
     })

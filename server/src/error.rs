@@ -78,6 +78,21 @@ impl ApiError {
         error
     }
 
+    /// There are several models, and the request names none.
+    pub fn which_model(names: impl Iterator<Item = String>) -> Self {
+        let names = names.map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+        Self::invalid("model", format!("model is missing; there is {names}"))
+    }
+
+    /// A model can't be loaded; perhaps it can when others are idle.
+    pub fn not_loaded(name: &str, reason: &str, others_run: bool) -> Self {
+        let message = format!("the model {name:?} can't be loaded: {reason}");
+        Self {
+            retry_after: others_run.then_some(5),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("model_not_loaded"), message)
+        }
+    }
+
     pub fn wrong_method() -> Self {
         let message = "this address does not take that method";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, Some("method_not_allowed"), message)

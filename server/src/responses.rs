@@ -1,7 +1,7 @@
 //! OpenAI's `/v1/responses`: its requests as conversations of the chat's form, and answers in its own. Nothing is stored.
 
 use super::answer::{Answer, Part, Spent};
-use super::app::{App, Asked, Config, translated};
+use super::app::{Asked, Config, Server, translated};
 use super::calls::{Call, Delta};
 use super::error::ApiError;
 use super::fields::{Fields, take};
@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
-    translated(app, request, read, ApiError::to_json).await
+pub(crate) async fn answer(State(server): State<Arc<Server>>, request: Request) -> Response {
+    translated(server, request, read, ApiError::to_json).await
 }
 
 /// A request and the form of its answer.

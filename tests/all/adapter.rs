@@ -93,7 +93,7 @@ const TINY: &str = "tests/fixtures/qwen3-vl/tiny";
 const NAMED: [(&str, &str, f32); 3] = [
     ("down", "model.language_model.layers.1.mlp.down_proj", 1.0),
     ("query", "model.language_model.layers.0.self_attn.q_proj", 2.0),
-    ("tower", "model.visual.blocks.1.mlp.linear_fc2", 4.0),
+    ("tower", "model.visual.merger.linear_fc2", 4.0),
 ];
 
 fn answer(model: &LanguageModel, prompt: &Prompt, options: &Options) -> Vec<u32> {
