@@ -1,11 +1,12 @@
 //! Anthropic's `/v1/messages`: its requests as conversations of OpenAI's form, and answers in its own.
 
 use super::answer::{Answer, Part};
-use super::app::{Asked, Config, Server, parsed, translated};
+use super::app::{Asked, Server, parsed, translated};
 use super::calls::{Call, Delta};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, take};
 use super::form::{Form, named};
+use super::model::Config;
 use super::prepare;
 use super::reply::new_id;
 use super::request::{Chat, Tokenize};

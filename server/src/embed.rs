@@ -4,12 +4,13 @@
 //! little memory and lets others pass.
 
 use super::account::Charge;
-use super::app::{App, Config, Server, parsed};
+use super::app::{Server, parsed};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, wrong};
 use super::images::{Pictures, bound};
 use super::log::Record;
 use super::messages::content;
+use super::model::{App, Config};
 use super::prepare;
 use super::request::{Parsed, bytes_of};
 use axum::extract::{Request, State};

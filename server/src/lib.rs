@@ -31,6 +31,7 @@ mod listen;
 mod log;
 mod messages;
 pub mod metrics;
+mod model;
 mod models;
 mod ollama;
 mod page;
@@ -50,10 +51,10 @@ mod visitors;
 pub mod worker;
 
 pub use account::{Charge, default_memory};
-pub use app::Config;
 pub use images::fetch_picture;
 pub use limits::Limits;
 pub use listen::{End, Stop, run};
+pub use model::Config;
 pub use models::{Loaded, Served, Source};
 
 /// Parses request bodies without a server: for tests.

@@ -1,8 +1,9 @@
 //! Accepts connections and shuts the server down.
 
 use super::admission::{Admission, Client};
-use super::app::{self, Config, Server};
+use super::app::{self, Server};
 use super::connection::{self, Connection};
+use super::model::Config;
 use super::models::Served;
 use super::system::return_freed;
 use super::worker::Health;

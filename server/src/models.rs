@@ -4,9 +4,11 @@
 //! longest ago is unloaded when no request uses it any more. Such requests wait in the order in which they came, and while one
 //! waits, all later ones wait behind it, also those to a loaded model: so a busy model does not keep the others out.
 
-use super::app::{App, Server};
+use super::account::Account;
 use super::error::ApiError;
+use super::lanes::Lanes;
 use super::metrics::{Gauges, Metrics};
+use super::model::{App, Config};
 use super::worker::{Health, Refused, Worker};
 use qwen3_vl::Options;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,6 +76,10 @@ pub(crate) enum Models {
 
 /// Several models.
 pub(crate) struct Several {
+    /// Of the server; each model has its own name, defaults and context.
+    config: Config,
+    account: Arc<Account>,
+    lanes: Arc<Lanes>,
     sources: Vec<Source>,
     keep: usize,
     queue: usize,
@@ -97,8 +103,16 @@ impl Drop for Waiting<'_> {
 }
 
 impl Several {
-    pub fn new(sources: Vec<Source>, keep: usize, queue: usize) -> Self {
+    pub fn new(
+        (sources, keep, queue): (Vec<Source>, usize, usize),
+        config: Config,
+        account: Arc<Account>,
+        lanes: Arc<Lanes>,
+    ) -> Self {
         Self {
+            config,
+            account,
+            lanes,
             sources,
             keep: keep.max(1),
             queue,
@@ -139,7 +153,7 @@ impl Several {
         }
     }
 
-    async fn acquire(self: &Arc<Self>, server: &Arc<Server>, name: Option<&str>) -> Result<Arc<App>> {
+    async fn acquire(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<App>> {
         let known = || self.sources.iter().map(|source| source.name.clone());
         let Some(name) = name else { return Err(ApiError::which_model(known())) };
         let Some(at) = self.sources.iter().position(|source| source.name == name) else {
@@ -169,11 +183,11 @@ impl Several {
                 None => sleep(ASKS).await,
             }
         }
-        let (same, server) = (Arc::clone(self), Arc::clone(server));
+        let same = Arc::clone(self);
         // it goes on if the client leaves meanwhile: a half-loaded model is of no use
         let load = tokio::spawn(async move {
             let _turn = turn;
-            same.load(&server, at, idle).await
+            same.load(at, idle).await
         });
         let loaded = load.await;
         drop(waiting);
@@ -181,12 +195,7 @@ impl Several {
     }
 
     /// Unloads the idle ones, and loads a model. If it can't be, further idle ones are unloaded first.
-    async fn load(
-        self: &Arc<Self>,
-        server: &Arc<Server>,
-        at: usize,
-        mut idle: Vec<Arc<App>>,
-    ) -> Result<Arc<App>> {
+    async fn load(self: &Arc<Self>, at: usize, mut idle: Vec<Arc<App>>) -> Result<Arc<App>> {
         loop {
             let (same, unloaded) = (Arc::clone(self), std::mem::take(&mut idle));
             let work = spawn_blocking(move || {
@@ -201,9 +210,9 @@ impl Several {
             match found {
                 Ok(Loaded { worker, defaults, context }) => {
                     self.loads.fetch_add(1, Ordering::Relaxed);
-                    let mut config = server.config.clone();
+                    let mut config = self.config.clone();
                     (config.name, config.defaults, config.limits.context) = (name, defaults, context);
-                    let (account, lanes) = (Arc::clone(&server.account), Arc::clone(&server.lanes));
+                    let (account, lanes) = (Arc::clone(&self.account), Arc::clone(&self.lanes));
                     let app = Arc::new(App::new(Arc::new(worker), config, account, lanes));
                     self.watch(&app);
                     self.loaded().push(Arc::clone(&app));
@@ -233,10 +242,10 @@ impl Several {
 
 impl Models {
     /// The model that a request names, with which it is answered; loaded if it is not.
-    pub async fn acquire(&self, server: &Arc<Server>, name: Option<&str>) -> Result<Arc<App>> {
+    pub async fn acquire(&self, name: Option<&str>) -> Result<Arc<App>> {
         match self {
             Self::One(app) => Ok(Arc::clone(app)),
-            Self::Several(several) => several.acquire(server, name).await,
+            Self::Several(several) => several.acquire(name).await,
         }
     }
 

@@ -2,11 +2,12 @@
 //! form, and answers in its own, a line of JSON for each piece.
 
 use super::answer::{Answer, Part, Spent};
-use super::app::{App, Asked, Config, Server, parsed, translated};
+use super::app::{Asked, Server, parsed, translated};
 use super::calls::{Call, Delta};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, take};
 use super::form::Form;
+use super::model::{App, Config};
 use super::reply::unix_seconds;
 use super::request::{Chat, Parsed};
 use axum::Router;

@@ -2,13 +2,13 @@
 
 use super::account::Charge;
 use super::answer::Answers;
-use super::app::App;
 use super::calls::Reader;
 use super::error::ApiError;
 use super::grammar::{Biased, Grammar};
 use super::images::{Asked, Pictures, Source};
 use super::lanes::{self, Wanted};
 use super::log::Record;
+use super::model::App;
 use super::request::{Chat, Raw, Tokenize, Wish};
 use super::videos;
 use super::worker::Job;

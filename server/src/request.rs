@@ -3,12 +3,12 @@
 //! Unknown fields are ignored, as OpenAI does; those of other servers that would change the answer are refused by name
 //! (`refused.rs`).
 
-use super::app::{Config, Named};
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::images::{Asked, Pictures};
 use super::limits::Limits;
 use super::messages::messages;
+use super::model::{Config, Named};
 use super::refused;
 use super::rule::Rule;
 use super::tools::Tools;

@@ -1,11 +1,12 @@
 //! OpenAI's `/v1/responses`: its requests as conversations of the chat's form, and answers in its own. Nothing is stored.
 
 use super::answer::{Answer, Part, Spent};
-use super::app::{Asked, Config, Server, translated};
+use super::app::{Asked, Server, translated};
 use super::calls::{Call, Delta};
 use super::error::ApiError;
 use super::fields::{Fields, take};
 use super::form::{Form, named};
+use super::model::Config;
 use super::reply::{new_id, unix_seconds};
 use super::request::Chat;
 use axum::extract::{Request, State};
