@@ -35,7 +35,7 @@ use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub(super) struct ModelArgs {
     /// The model. A directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (the first of a
     /// split model), or a directory with one; or a name on the Hugging Face hub, OWNER/NAME or OWNER/NAME:TYPE for GGUF
@@ -49,6 +49,10 @@ pub(super) struct ModelArgs {
 
     #[command(flatten)]
     load: LoadArgs,
+
+    /// The models that may be loaded at the same time, each within --memory-limit.
+    #[arg(skip = 1usize)]
+    places: usize,
 }
 
 /// How a model is loaded.
@@ -59,9 +63,10 @@ pub(super) struct LoadArgs {
     pub mmproj: Option<PathBuf>,
 
     /// An adapter: a folder with adapter_config.json, as `finetune` and PEFT write it. It is merged into weights in f32 and f16
-    /// while they are loaded, and computed beside quantised ones, which stay as they are.
-    #[arg(long, value_name = "DIR")]
-    pub adapter: Option<PathBuf>,
+    /// while they are loaded, and computed beside quantised ones, which stay as they are. `serve` takes several as NAME=DIR: then
+    /// requests choose one by its name, and each is computed beside the weights, which all share.
+    #[arg(long, value_name = "[NAME=]DIR", value_parser = adapter)]
+    pub adapter: Vec<AdapterArg>,
 
     #[command(flatten)]
     pub several: DevicesArgs,
@@ -109,6 +114,31 @@ pub(super) struct LoadArgs {
     /// given, all that is free. Options that are not given are chosen so that the model fits.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory_limit: Option<usize>,
+}
+
+/// `--adapter`
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct AdapterArg {
+    /// By which requests choose it.
+    pub name: Option<String>,
+    pub dir: PathBuf,
+}
+
+fn adapter(text: &str) -> Result<AdapterArg, String> {
+    let unnamed = || AdapterArg { name: None, dir: text.into() };
+    let Some((name, dir)) = text.split_once('=').filter(|_| !Path::new(text).exists()) else {
+        return Ok(unnamed());
+    };
+    if name.contains(['/', '\\']) {
+        return Ok(unnamed()); // a path with = in it
+    }
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    match !name.is_empty() && name.bytes().all(is_plain) && !dir.is_empty() {
+        true => Ok(AdapterArg { name: Some(name.to_owned()), dir: dir.into() }),
+        false => {
+            Err("it must be DIR or NAME=DIR, and a name has letters, digits, '.', '_' and '-'".to_owned())
+        }
+    }
 }
 
 /// `--vision-device`
@@ -220,12 +250,36 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
 
 impl ModelArgs {
     pub fn new(model: PathBuf, device: DeviceArg, load: LoadArgs) -> Self {
-        Self { model, device, load }
+        Self { model, device, load, places: 1 }
+    }
+
+    /// One of so many models that may be loaded at the same time.
+    pub fn one_of(self, places: usize) -> Self {
+        Self { places, ..self }
     }
 
     /// Refuses a path that can't be a model, and says how to get one.
     pub fn check(&self) -> Result<(), Failure> {
-        self.load.mmproj.iter().chain(&self.load.adapter).for_each(|input| note_input(input));
+        match &self.load.adapter[..] {
+            [] | [AdapterArg { name: None, .. }] => {}
+            _ => {
+                let reason =
+                    "takes one --adapter DIR; `serve` takes several as NAME=DIR, for requests to choose from";
+                return Err(Failure::Usage(format!("this command {reason}")));
+            }
+        }
+        self.check_to_serve()
+    }
+
+    /// As [`check`](Self::check), for a command that takes adapters by their names.
+    pub fn check_to_serve(&self) -> Result<(), Failure> {
+        let adapters = &self.load.adapter;
+        if adapters.len() > 1 && adapters.iter().any(|adapter| adapter.name.is_none()) {
+            let reason = "several adapters need names, by which requests choose them: --adapter NAME=DIR";
+            return Err(Failure::Usage(reason.to_owned()));
+        }
+        let dirs = self.load.adapter.iter().map(|adapter| &adapter.dir);
+        self.load.mmproj.iter().chain(dirs).for_each(|input| note_input(input));
         match hub::named(&self.model) {
             Some(_) => Ok(()), // only the hub knows whether it exists
             None => check_model(&self.model),
@@ -327,10 +381,11 @@ impl ModelArgs {
         note_input(&path);
         let since = Instant::now();
         let checkpoint = Checkpoint::open(&path, self.load.mmproj.as_deref())?;
-        let checkpoint = match &self.load.adapter {
-            Some(adapter) => checkpoint.with_adapter(adapter)?,
-            None => checkpoint,
+        let with = |checkpoint: Checkpoint, AdapterArg { name, dir }: &AdapterArg| match name {
+            Some(name) => checkpoint.with_named_adapter(name, dir),
+            None => checkpoint.with_adapter(dir),
         };
+        let checkpoint = self.load.adapter.iter().try_fold(checkpoint, with)?;
         let config = checkpoint.config()?;
         self.load.experts.check_model(&config)?;
         let image_tokens = match (self.load.image_tokens, device) {
@@ -369,7 +424,7 @@ impl ModelArgs {
         let (free, total) = cuda.memory_info()?;
         let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
         if self.load.memory_limit.is_some() {
-            memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
+            memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool).saturating_mul(self.places))?;
         }
         let peaks = fit::peaks(cuda.properties());
         let asked = &opened.planned(|model| fit::with_experts(&model, usual, asked, &peaks))?;
@@ -588,7 +643,7 @@ impl ModelArgs {
             gpu.beside_pool += beside;
             let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
             if self.load.memory_limit.is_some() {
-                memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
+                memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool).saturating_mul(self.places))?;
             }
             targets.push(Target { gpu, limit, speed: fit::memory_speed(cuda.properties()) });
             before += total - free;

@@ -7,7 +7,7 @@ use qwen3_vl::{LanguageModel, Options, Processor, Prompt, Sampling};
 /// Tokens that memory is planned for if nothing limits an answer, the most first; a longer one takes what is left.
 const UNLIMITED: [usize; 2] = [2048, 512];
 
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub(super) struct SamplingArgs {
     /// The most tokens to generate. If not given, generation_config.json decides, and else only the model's context and the
     /// memory for its cache end an answer before its own end.

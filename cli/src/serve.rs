@@ -1,21 +1,25 @@
 //! `pascaline serve`: an OpenAI-compatible HTTP server for a model, with a web page for chat.
 
+use super::device::DeviceArg;
 use super::devices::{Replicas, replicas};
 use super::failure::Failure;
 use super::fit;
-use super::model::{ModelArgs, Work};
+use super::model::{LoadArgs, ModelArgs, Work, check_model};
 use super::output::{Output, complain};
 use super::sampling::SamplingArgs;
 use super::sizes::bytes;
+use pascaline_server::metrics::Metrics;
 use pascaline_server::worker::Worker;
-use pascaline_server::{Config, End, Limits, Stop};
+use pascaline_server::{Config, End, Limits, Loaded, Served, Source, Stop};
 use qwen3_vl::batch::PAGE;
 use qwen3_vl::footprint::Workload;
-use qwen3_vl::{ControlTokens, LanguageModel};
+use qwen3_vl::{ControlTokens, Options};
 use serde::Serialize;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
-use std::{env, io};
+use std::{env, fs, io};
 use tracing::Level;
 
 /// Serves a model over OpenAI's HTTP interface: POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and
@@ -25,8 +29,25 @@ use tracing::Level;
 /// signal ends it at once.
 #[derive(clap::Args)]
 pub(super) struct Args {
+    /// The model, as `generate` takes it: a directory, a GGUF file or a name on the Hugging Face hub. If it is given more than once, each
+    /// is loaded when a request names it.
+    #[arg(long, short, value_name = "MODEL", required_unless_present = "models", conflicts_with = "models")]
+    model: Vec<PathBuf>,
+
+    /// A folder of models: each of its folders and GGUF files that is one is loaded when a request names it.
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
+
+    /// Of several models, the most that are loaded at the same time. For another one, that which was used longest ago is unloaded
+    /// when no request uses it. More than one on a GPU need --memory-limit, which is then each one's part.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = at_least::<1>)]
+    keep_loaded: usize,
+
     #[command(flatten)]
-    model: ModelArgs,
+    device: DeviceArg,
+
+    #[command(flatten)]
+    load: LoadArgs,
 
     /// Put a whole model on each of this many GPUs, those of --devices or the first ones, and balance requests over them;
     /// auto for all GPUs that it fits on. All have the types that fit the first one. If not given, there is one model.
@@ -196,9 +217,41 @@ struct Json<'a> {
     load_seconds: f64,
 }
 
+/// The same, of several models.
+#[derive(Serialize)]
+struct SeveralJson {
+    address: String,
+    models: Vec<String>,
+    keep_loaded: usize,
+}
+
+/// How a model is loaded and started.
+#[derive(Clone)]
+struct Start {
+    model: ModelArgs,
+    replicas: Option<Replicas>,
+    max_pixels: usize,
+    context: Option<usize>,
+    max_running: u16,
+    max_queue: usize,
+    sampling: SamplingArgs,
+    output: Output,
+}
+
+/// A model that answers.
+struct Started {
+    loaded: Loaded,
+    /// The device of each replica.
+    devices: Vec<String>,
+    seconds: f64,
+}
+
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    args.model.check()?;
     let output = &args.log();
+    let models = models(args)?;
+    for model in &models {
+        ModelArgs::new(model.clone(), args.device.clone(), args.load.clone()).check_to_serve()?;
+    }
     let report = output.report()?;
     let api_key = args.api_key.clone().or_else(|| env::var("PASCALINE_API_KEY").ok());
     let api_key = match api_key.as_deref().map(str::trim) {
@@ -210,46 +263,54 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if !address.ip().is_loopback() && api_key.is_none() {
         output.note(&format!("whoever reaches {address} can use this server, as it has no --api-key"));
     }
-    let devices = match args.replicas {
-        None => vec![args.model.device(output)?],
-        Some(count) => args.model.devices_of_replicas(count)?,
+    let start = |model: &PathBuf| {
+        let model = ModelArgs::new(model.clone(), args.device.clone(), args.load.clone());
+        Start {
+            model: model.one_of(args.keep_loaded),
+            replicas: args.replicas,
+            max_pixels: args.max_pixels,
+            context: args.context,
+            max_running: args.max_running,
+            max_queue: args.max_queue,
+            sampling: args.sampling.clone(),
+            output: output.clone(),
+        }
     };
-    let opened = args.model.open(&devices[0], output)?.with_most_pixels(args.max_pixels);
-    let most = opened.config.text.max_position_embeddings;
-    let mut works = fit::requests(&opened.config, opened.image_tokens.max);
-    if let Some(context) = args.context.map(|context| context.min(most)) {
-        works = vec![Workload { context, prompt: context, ..works[0] }];
-    }
-    let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
-    let loaded = match args.replicas {
-        None => vec![(devices[0].clone(), args.model.load(&opened, &devices[0], &work, output)?)],
-        Some(count) => args.model.load_replicas(&opened, devices, count == Replicas::All, &work, output)?,
-    };
-    let fitting = loaded.iter().filter_map(|(_, loaded)| loaded.work.map(|work| work.context)).min();
-    let context = args.context.or(fitting).unwrap_or(most).min(most);
-    let load_seconds = loaded.last().map_or(0.0, |(_, loaded)| loaded.seconds);
-    let (mut devices, mut replicas) = (Vec::new(), Vec::new());
-    for (device, loaded) in loaded {
-        let batch = args.model.batch(&opened, &device, &loaded, context, args.max_running.into())?;
-        let on = if args.replicas.is_some() { format!("{device}: ") } else { String::new() };
-        output.note(&format!(
-            "{on}up to {} requests at a time, with keys and values of {} tokens together",
-            batch.max_sequences,
-            batch.pages * PAGE
-        ));
-        devices.push(device.to_string());
-        replicas.push((loaded.model, batch));
-    }
-    let worker = Worker::start_replicas(replicas, args.max_queue)
-        .map_err(|error| Failure::Failed(format!("the model's threads can't be started: {error}")))?;
-    let config = config(args, worker.model(), context, api_key);
     let address = format!("http://{address}");
-    output.note(&format!("{} at {address}, with a web page for chat", config.name));
-    if let Some(report) = report {
-        let (model, device) = (&config.name, devices.first().cloned().unwrap_or_default());
-        report.write(&Json { address, model, device, replicas: &devices, context, load_seconds })?;
-    }
-    let end = pascaline_server::run(listener, worker, config, Stop::Signals);
+    let (served, config) = match &models[..] {
+        [model] if args.models.is_none() => {
+            let Started { loaded, devices, seconds } = start(model).run(Arc::default())?;
+            let Loaded { worker, defaults, context } = loaded;
+            let adapters = worker.model().adapters().map(str::to_owned).collect();
+            let name = args.name.clone().unwrap_or_else(|| name(model));
+            let config = config(args, name, adapters, defaults, context, api_key);
+            if let Some(adapter) = config.adapters.iter().find(|adapter| **adapter == config.name) {
+                let reason = "is the model's name too; requests could not tell them apart";
+                return Err(Failure::Usage(format!("the adapter's name {adapter} {reason}")));
+            }
+            output.note(&format!("{} at {address}, with a web page for chat", config.name));
+            if let Some(report) = report {
+                let (model, device) = (&config.name, devices.first().cloned().unwrap_or_default());
+                let (replicas, load_seconds) = (&devices[..], seconds);
+                report.write(&Json { address, model, device, replicas, context, load_seconds })?;
+            }
+            (Served::from(worker), config)
+        }
+        several => {
+            let names: Vec<_> = several.iter().map(|model| name(model)).collect();
+            output.note(&format!("{} models at {address}: {}", names.len(), names.join(", ")));
+            if let Some(report) = report {
+                let keep_loaded = args.keep_loaded;
+                report.write(&SeveralJson { address, models: names.clone(), keep_loaded })?;
+            }
+            let sources = several.iter().zip(names).map(|(model, name)| source(name, start(model)));
+            let (sources, keep, queue) = (sources.collect(), args.keep_loaded, args.max_queue);
+            // each model has its own name, defaults and context
+            let config = config(args, String::new(), Vec::new(), Options::default(), 0, api_key);
+            (Served::Several { sources, keep, queue }, config)
+        }
+    };
+    let end = pascaline_server::run(listener, served, config, Stop::Signals);
     match end.map_err(|error| Failure::Failed(format!("the server can't go on: {error}")))? {
         End::Stopped { cut_off: 0 } => Ok(()),
         End::Stopped { cut_off } => {
@@ -257,6 +318,121 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok(())
         }
         End::DeviceLost(reason) => Err(Failure::Again(reason)),
+    }
+}
+
+/// The models to serve; options that are for one of them are refused with several.
+fn models(args: &Args) -> Result<Vec<PathBuf>, Failure> {
+    let found = match &args.models {
+        None => args.model.clone(),
+        Some(dir) => models_in(dir)?,
+    };
+    if found.len() == 1 && args.models.is_none() {
+        return match args.keep_loaded {
+            1 => Ok(found),
+            _ => Err(Failure::Usage("--keep-loaded is for several models".to_owned())),
+        };
+    }
+    let given = [
+        (args.name.is_some(), "--name"),
+        (!args.load.adapter.is_empty(), "--adapter"),
+        (args.load.mmproj.is_some(), "--mmproj"),
+    ];
+    if let Some((_, option)) = given.iter().find(|(is_given, _)| *is_given) {
+        return Err(Failure::Usage(format!("{option} is for one --model, and there are several")));
+    }
+    let mut names: Vec<_> = found.iter().map(|model| name(model)).collect();
+    names.sort();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Failure::Usage(format!(
+            "two models are called {}; requests could not tell them apart",
+            pair[0]
+        )));
+    }
+    if args.keep_loaded > 1 && args.load.memory_limit.is_none() {
+        let first = ModelArgs::new(found[0].clone(), args.device.clone(), args.load.clone());
+        if first.first_device()?.0.is_cuda() {
+            let reason = "on a GPU --keep-loaded needs --memory-limit, each model's part of the memory";
+            return Err(Failure::Usage(reason.to_owned()));
+        }
+    }
+    Ok(found)
+}
+
+/// The folders and GGUF files in a folder that are models, by their names.
+fn models_in(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let failed = |error: io::Error| Failure::Failed(format!("{}: {error}", dir.display()));
+    let entries = fs::read_dir(dir).map_err(failed)?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        let name = name(&path);
+        let is_later_part = name.contains("-of-") && !name.contains("-00001-of-");
+        let is_no_model =
+            name.starts_with('.') || path.is_file() && (name.starts_with("mmproj") || is_later_part);
+        if !is_no_model && check_model(&path).is_ok() {
+            found.push(path);
+        }
+    }
+    found.sort();
+    match found.is_empty() {
+        true => Err(Failure::Failed(format!("{}: no folder or GGUF file in it is a model", dir.display()))),
+        false => Ok(found),
+    }
+}
+
+/// A model's name in requests.
+fn name(model: &Path) -> String {
+    model.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// One of several models.
+fn source(name: String, start: Start) -> Source {
+    let load = move |metrics| match start.run(metrics) {
+        Ok(started) => Ok(started.loaded),
+        Err(failure) => Err(failure.sentence().unwrap_or("it failed").to_owned()),
+    };
+    Source { name, load: Box::new(load) }
+}
+
+impl Start {
+    /// Loads the model and starts its threads, which count in `metrics`.
+    fn run(&self, metrics: Arc<Metrics>) -> Result<Started, Failure> {
+        let (model, output) = (&self.model, &self.output);
+        let devices = match self.replicas {
+            None => vec![model.device(output)?],
+            Some(count) => model.devices_of_replicas(count)?,
+        };
+        let opened = model.open(&devices[0], output)?.with_most_pixels(self.max_pixels);
+        let most = opened.config.text.max_position_embeddings;
+        let mut works = fit::requests(&opened.config, opened.image_tokens.max);
+        if let Some(context) = self.context.map(|context| context.min(most)) {
+            works = vec![Workload { context, prompt: context, ..works[0] }];
+        }
+        let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
+        let loaded = match self.replicas {
+            None => vec![(devices[0].clone(), model.load(&opened, &devices[0], &work, output)?)],
+            Some(count) => model.load_replicas(&opened, devices, count == Replicas::All, &work, output)?,
+        };
+        let fitting = loaded.iter().filter_map(|(_, loaded)| loaded.work.map(|work| work.context)).min();
+        let context = self.context.or(fitting).unwrap_or(most).min(most);
+        let seconds = loaded.last().map_or(0.0, |(_, loaded)| loaded.seconds);
+        let (mut devices, mut replicas) = (Vec::new(), Vec::new());
+        for (device, loaded) in loaded {
+            let batch = model.batch(&opened, &device, &loaded, context, self.max_running.into())?;
+            let on = if self.replicas.is_some() { format!("{device}: ") } else { String::new() };
+            output.note(&format!(
+                "{on}up to {} requests at a time, with keys and values of {} tokens together",
+                batch.max_sequences,
+                batch.pages * PAGE
+            ));
+            devices.push(device.to_string());
+            replicas.push((loaded.model, batch));
+        }
+        let worker = Worker::start_counted(replicas, self.max_queue, metrics)
+            .map_err(|error| Failure::Failed(format!("the model's threads can't be started: {error}")))?;
+        let defaults = self.sampling.options(worker.model());
+        Ok(Started { loaded: Loaded { worker, defaults, context }, devices, seconds })
     }
 }
 
@@ -268,9 +444,14 @@ fn listen(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Failure> {
     Ok((listener, address))
 }
 
-fn config(args: &Args, model: &LanguageModel, context: usize, api_key: Option<String>) -> Config {
-    let path = &args.model.model;
-    let last = path.file_name().map(|name| name.to_string_lossy().into_owned());
+fn config(
+    args: &Args,
+    name: String,
+    adapters: Vec<String>,
+    defaults: Options,
+    context: usize,
+    api_key: Option<String>,
+) -> Config {
     let limits = Limits {
         body: args.max_body,
         pictures: args.max_pictures,
@@ -283,12 +464,13 @@ fn config(args: &Args, model: &LanguageModel, context: usize, api_key: Option<St
         ..Limits::for_context(context)
     };
     Config {
-        name: args.name.clone().or(last).unwrap_or_else(|| "model".to_owned()),
-        defaults: args.sampling.options(model),
+        name,
+        defaults,
         seed: args.sampling.seed(),
         limits,
         control_tokens: if args.control_tokens { ControlTokens::Recognized } else { ControlTokens::AsText },
         api_key,
+        adapters,
         cors_origins: args.cors_origin.clone(),
         allowed_hosts: args.allowed_host.clone(),
         grace: Duration::from_secs(args.grace),

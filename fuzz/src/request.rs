@@ -15,6 +15,7 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
         limits,
         control_tokens: ControlTokens::AsText,
         api_key: None,
+        adapters: Vec::new(),
         cors_origins: Vec::new(),
         allowed_hosts: Vec::new(),
         grace: Duration::ZERO,

@@ -9,7 +9,7 @@ use super::options::{LoadOptions, Storage};
 use super::processor::Processor;
 use super::seam::{Config, Model, Models, VISION};
 use super::weights::Weights;
-use pascaline::{DType, Device, Result};
+use pascaline::{DType, Device, Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,8 +34,19 @@ pub struct Checkpoint {
     files: Files,
     /// The adapter and its folder.
     adapter: Option<(Arc<Adapter>, PathBuf)>,
+    /// The adapters that requests choose among.
+    named: Vec<NamedAdapter>,
     /// The limits of pictures that its processor has.
     pixels: PixelLimits,
+}
+
+/// An adapter that requests choose by its name.
+#[derive(Debug)]
+pub(crate) struct NamedAdapter {
+    pub name: String,
+    pub adapter: Arc<Adapter>,
+    /// The file of its tensors.
+    pub file: PathBuf,
 }
 
 #[derive(Debug)]
@@ -67,6 +78,7 @@ impl Checkpoint {
                     models,
                     files: Files::Directory(path.to_owned()),
                     adapter: None,
+                    named: Vec::new(),
                     pixels: PixelLimits::default(),
                 }),
                 Some(mmproj) => {
@@ -86,6 +98,7 @@ impl Checkpoint {
             models,
             files: Files::Gguf { text, vision },
             adapter: None,
+            named: Vec::new(),
             pixels: PixelLimits::default(),
         })
     }
@@ -97,6 +110,33 @@ impl Checkpoint {
     /// As [`Adapter::load`].
     pub fn with_adapter(self, dir: &Path) -> Result<Self> {
         Ok(Self { adapter: Some((Arc::new(Adapter::load(dir)?), dir.to_owned())), ..self })
+    }
+
+    /// Takes one more adapter, which requests of a [`Batch`](super::batch::Batch) choose by this name. Each is computed beside the
+    /// matrices, of whatever type, which all share.
+    ///
+    /// # Errors
+    /// As [`Adapter::load`]; [`Error::Unsupported`] if the name is taken, or if an adapter is
+    /// merged.
+    pub fn with_named_adapter(mut self, name: &str, dir: &Path) -> Result<Self> {
+        let refuse = |reason: &str| {
+            let (value, reason) = (name.to_owned(), reason.to_owned());
+            Err(Error::Unsupported { op: "load", argument: "adapter", value, reason })
+        };
+        if self.named.iter().any(|other| other.name == name) {
+            return refuse("there are two adapters of this name");
+        }
+        if self.adapter.is_some() {
+            return refuse("another adapter has no name, and would be merged into the matrices of all");
+        }
+        let adapter = Arc::new(Adapter::load(dir)?);
+        self.named.push(NamedAdapter { name: name.to_owned(), adapter, file: dir.join(ADAPTER_TENSORS) });
+        Ok(self)
+    }
+
+    /// The adapters that requests choose among.
+    pub(crate) fn named_adapters(&self) -> &[NamedAdapter] {
+        &self.named
     }
 
     /// Gives its processor other limits of the pixels of pictures than the files have.
@@ -191,10 +231,27 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes that an adapter beside quantised matrices takes: its tensors, and the inputs and outputs of the widest changed matrix
-    /// for a pass of a prompt. B of stacked matrices has a column for each one's rank.
+    /// Bytes that adapters beside matrices take: their tensors, and the inputs and outputs of the widest changed matrix
+    /// for a pass of a prompt. B of stacked matrices has a column for each one's rank. An adapter without a name is merged into
+    /// matrices that are not quantised.
     pub fn adapter_bytes(&self, config: &Config, options: &LoadOptions) -> usize {
-        let Some((adapter, _)) = &self.adapter else { return 0 };
+        let merged = self.adapter.iter().map(|(adapter, _)| (adapter, true));
+        let beside = self.named.iter().map(|named| (&named.adapter, false));
+        let sizes =
+            merged.chain(beside).map(|(adapter, merges)| self.sizes(adapter, merges, config, options));
+        let (tensors, widest) =
+            sizes.fold((0, 0), |(sum, most), (tensors, widest)| (sum + tensors, most.max(widest)));
+        (tensors + options.tokens_per_pass * widest) * DType::F32.size()
+    }
+
+    /// Elements of an adapter's tensors beside matrices, and those that a token takes in a pass.
+    fn sizes(
+        &self,
+        adapter: &Adapter,
+        merges: bool,
+        config: &Config,
+        options: &LoadOptions,
+    ) -> (usize, usize) {
         let (mut tensors, mut widest) = (0, 0);
         let (layer, prefix) = (config.block(0), config.layer_prefix(0)); // all are alike
         let inner = layer.mlp.dense().map(|mlp| &mlp.fc1);
@@ -205,13 +262,15 @@ impl Checkpoint {
             let stack = stacks.iter().find(|parts| parts.iter().any(is_part));
             let stacked = stack.map_or(1, |parts| parts.len());
             let [n, k] = low.shape;
-            if !matches!(self.storage(config, options, &format!("{module}.weight")), Storage::Float(_)) {
+            let is_merged = merges
+                && matches!(self.storage(config, options, &format!("{module}.weight")), Storage::Float(_));
+            if !is_merged {
                 tensors += adapter.rank() * (k + n * stacked);
                 // the normed input, the change and the product before the activation
                 widest = widest.max(k + 2 * n * stacked);
             }
         }
-        (tensors + options.tokens_per_pass * widest) * DType::F32.size()
+        (tensors, widest)
     }
 
     /// Its tensors, as [`Weights::open`].

@@ -1,6 +1,6 @@
 //! The whole model: loading and prefill. `generate` answers one conversation with it, `batch` many requests at once.
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, NamedAdapter};
 use super::config::TextConfig;
 use super::footprint::{Gpu, Planned};
 use super::media::Patches;
@@ -20,6 +20,7 @@ use pascaline::ops::PAGE;
 use pascaline::{Device, Error, MAX_ELEMENTS, Result, Tensor};
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
@@ -28,6 +29,8 @@ pub struct LanguageModel {
     /// Everything that needs no weights.
     pub processor: Processor,
     pub(super) network: Network,
+    /// With each adapter that requests choose by its name.
+    pub(super) adapted: Vec<(String, Network)>,
     parameters: usize,
     conversions: Vec<Conversion>,
     /// How it was loaded, for plans.
@@ -145,7 +148,7 @@ impl LanguageModel {
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
         let storage = |name: &str| checkpoint.storage(config, &options, name);
-        let (weights, network, processor) = thread::scope(|scope| -> Result<_> {
+        let (weights, network, adapted, processor) = thread::scope(|scope| -> Result<_> {
             // A vocabulary of 152 thousand tokens takes about as long as a small model's weights.
             let processor = scope.spawn(|| prepared.map_or_else(|| checkpoint.processor(), Ok));
             // The driver compiles one module at a time, whichever thread asks for it (all modules with driver 580 on an H200: 23.5 s
@@ -160,8 +163,18 @@ impl LanguageModel {
             let ahead: Vec<_> = ahead.collect();
             let mut weights = checkpoint.weights(config, options.dtype, device)?;
             weights = weights.stored_as(&options);
+            let named = checkpoint.named_adapters();
+            if !named.is_empty() {
+                check_named(config, placement, &options)?;
+                weights.share();
+            }
             let network =
                 Network::load(&mut weights, config, placement, &options, &Device::Cpu, &mut progress)?;
+            let mut adapted = Vec::new();
+            for NamedAdapter { name, adapter, file } in named {
+                weights.beside(Arc::clone(adapter), file)?;
+                adapted.push((name.clone(), network.beside(&mut weights, adapter, placement, &options)?));
+            }
             if let Some(name) = weights.unused().first() {
                 return Err(Error::Checkpoint {
                     file: path.display().to_string(),
@@ -170,11 +183,20 @@ impl LanguageModel {
                 });
             }
             ahead.into_iter().try_for_each(joined)?;
-            Ok((weights, network, joined(processor)?))
+            Ok((weights, network, adapted, joined(processor)?))
         })?;
         let (parameters, conversions) = (weights.parameters(), weights.conversions());
         let matrices = weights.names().map(|name| (name.clone(), storage(name))).collect();
-        Ok(Self { network, parameters, conversions, matrices, options, id: ModelId::new(), processor })
+        Ok(Self {
+            network,
+            adapted,
+            parameters,
+            conversions,
+            matrices,
+            options,
+            id: ModelId::new(),
+            processor,
+        })
     }
 
     /// Loads the modules of the kernels that many answers at once launch.
@@ -196,6 +218,11 @@ impl LanguageModel {
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.processor.config
+    }
+
+    /// The names of the adapters that requests of a [`Batch`](super::batch::Batch) choose among.
+    pub fn adapters(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.adapted.iter().map(|(name, _)| name.as_str())
     }
 
     /// The first device.
@@ -471,6 +498,19 @@ fn check_experts(config: &Config, placement: &Placement, options: &LoadOptions) 
         return Ok(());
     };
     let (argument, value) = ("experts", options.experts.name().to_owned());
+    Err(Error::Unsupported { op: "load", argument, value, reason: reason.into() })
+}
+
+/// Refuses adapters by their names where networks can't share the model's memory.
+fn check_named(config: &Config, placement: &Placement, options: &LoadOptions) -> Result<()> {
+    let reason = if placement.devices().len() > 1 {
+        "requests choose among adapters on one device, and the model is spread over several"
+    } else if options.is_streaming(config.text.num_hidden_layers) || options.host_embedding {
+        "requests choose among adapters where all layers are on the device, and some are in host memory; take a smaller type of matrices"
+    } else {
+        return Ok(());
+    };
+    let (argument, value) = ("adapter", "NAME=DIR".to_owned());
     Err(Error::Unsupported { op: "load", argument, value, reason: reason.into() })
 }
 

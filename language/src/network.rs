@@ -2,12 +2,13 @@
 //!
 //! `model` loads one from a checkpoint; `footprint` makes one on planned devices.
 
+use super::adapter::Adapter;
 use super::media::Patches;
 use super::media::{VisionOutput, VisionProgress};
 use super::options::LoadOptions;
 use super::placement::Placement;
 use super::seam::Config;
-use super::seam::{self, Tower, Vision, VisionPlace};
+use super::seam::{self, Tower, VISION, Vision, VisionPlace};
 use super::text::{ImageRun, Images, TextModel};
 use super::weights::Weights;
 use pascaline::cuda::{CudaDevice, Event};
@@ -15,13 +16,14 @@ use pascaline::nn::{KvCache, Rope};
 use pascaline::{Device, Error, Result, Tensor, memory};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The tower, if the model has one, and the decoder.
 pub(super) struct Network {
     pub config: Config,
     /// `None` for a model of text alone.
-    tower: Option<Box<dyn Tower>>,
+    tower: Option<Arc<dyn Tower>>,
     pub text: TextModel,
     tokens_per_pass: usize,
 }
@@ -45,7 +47,7 @@ impl Network {
             weights.store_as(matrices);
         }
         let load = |vision: &dyn Vision| vision.tower(weights, place, passing, done);
-        let tower = config.vision.as_deref().map(load).transpose()?;
+        let tower = config.vision.as_deref().map(load).transpose()?.map(Arc::from);
         if options.is_streaming(config.text.num_hidden_layers) || passing.is_some() || options.host_embedding
         {
             for device in placement.devices().filter_map(Device::as_cuda) {
@@ -53,6 +55,23 @@ impl Network {
             }
         }
         Ok(Self { config: config.clone(), tower, text, tokens_per_pass: options.tokens_per_pass.max(1) })
+    }
+
+    /// The network with an adapter beside its matrices: of the tensors that `weights` shares.
+    pub fn beside(
+        &self,
+        weights: &mut Weights,
+        adapter: &Adapter,
+        placement: &Placement,
+        options: &LoadOptions,
+    ) -> Result<Self> {
+        if adapter.maps().keys().any(|module| module.starts_with(VISION)) {
+            return Self::load(weights, &self.config, placement, options, &Device::Cpu, &mut |_| {});
+        }
+        weights.load_onto(placement.first());
+        let text = TextModel::load(weights, &self.config, placement, options, &mut |_| {})?;
+        let (config, tower) = (self.config.clone(), self.tower.clone());
+        Ok(Self { config, tower, text, tokens_per_pass: self.tokens_per_pass })
     }
 
     /// The first device.

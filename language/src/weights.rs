@@ -33,6 +33,16 @@ pub struct Weights {
     conversions: BTreeMap<GgmlType, Conversion>,
     /// Merged into the matrices while they are read.
     adapter: Option<Arc<Adapter>>,
+    /// What has been loaded, if several networks share it.
+    shared: Option<Shared>,
+}
+
+/// Loaded tensors by their names, parts and devices, and the adapter of the network that takes them next.
+#[derive(Default)]
+struct Shared {
+    matrices: BTreeMap<String, Matrix>,
+    vectors: BTreeMap<String, Tensor>,
+    adapter: Option<Arc<Adapter>>,
 }
 
 /// Matrices whose type has no kernels, and the format that they were converted to.
@@ -129,8 +139,8 @@ impl Weights {
         let index = source.names().map(|name| (name.clone(), false)).collect();
         let (blocks, conversions) = (Vec::new(), BTreeMap::new());
         let (device, adapter) = (device.clone(), None);
-        let (format, keep, held) = (None, false, Held::default());
-        Self { source, index, device, dtype, format, keep, blocks, held, conversions, adapter }
+        let (format, keep, held, shared) = (None, false, Held::default(), None);
+        Self { source, index, device, dtype, format, keep, blocks, held, conversions, adapter, shared }
     }
 
     /// Merges an adapter into the matrices while they are read.
@@ -138,6 +148,26 @@ impl Weights {
     /// # Errors
     /// [`Error::Checkpoint`] if the adapter changes a tensor that is no matrix of the model, or has another shape.
     pub(crate) fn adapted(self, adapter: Arc<Adapter>, file: &Path) -> Result<Self> {
+        self.check(&adapter, file)?;
+        Ok(Self { adapter: Some(adapter), ..self })
+    }
+
+    /// Keeps what is loaded for further networks, which share its memory.
+    pub(super) fn share(&mut self) {
+        self.shared = Some(Shared::default());
+    }
+
+    /// The network that takes the tensors next has them as the one before, with this adapter beside the matrices, of whatever type.
+    ///
+    /// # Errors
+    /// As [`adapted`](Self::adapted).
+    pub(super) fn beside(&mut self, adapter: Arc<Adapter>, file: &Path) -> Result<()> {
+        self.check(&adapter, file)?;
+        self.shared.get_or_insert_default().adapter = Some(adapter);
+        Ok(())
+    }
+
+    fn check(&self, adapter: &Adapter, file: &Path) -> Result<()> {
         for (module, low) in adapter.maps() {
             let shape = self.source.shape(&format!("{module}.weight"));
             match shape {
@@ -149,7 +179,7 @@ impl Weights {
                 Err(_) => return Err(bad(file, Some(module), "is no linear map of the model")),
             }
         }
-        Ok(Self { adapter: Some(adapter), ..self })
+        Ok(())
     }
 
     /// As the options say.
@@ -200,13 +230,30 @@ impl Weights {
     /// # Errors
     /// As [`weight`](Self::weight).
     pub fn cut(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
+        if self.shared.is_none() {
+            return self.load(names, cut);
+        }
+        let key =
+            format!("{:?} {cut:?} {}", names.iter().map(AsRef::as_ref).collect::<Vec<_>>(), self.device);
+        let loaded = self.shared.as_ref().and_then(|shared| shared.matrices.get(&key).cloned());
+        let matrix = loaded.map_or_else(|| self.load(names, cut), Ok)?;
+        let shared = self.shared.get_or_insert_default();
+        shared.matrices.insert(key, matrix.clone());
+        match shared.adapter.clone() {
+            Some(adapter) => self.with_change(matrix, names, cut, &adapter),
+            None => Ok(matrix),
+        }
+    }
+
+    /// Loads what [`cut`](Self::cut) returns, with the adapter that is merged.
+    fn load(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
         if let Source::Planned(_) = self.source {
             return self.cut_planned(names, cut);
         }
         if cut == Cut::Whole && self.in_pieces(names)? {
             let storage = self.format.map_or(Storage::Float(self.dtype), Storage::Quantized);
             let base = self.read_pieces(names, storage)?;
-            return if self.format.is_some() { self.with_change(base, names, cut) } else { Ok(base) };
+            return if self.format.is_some() { self.with_merged(base, names, cut) } else { Ok(base) };
         }
         if let Some(format) = self.format {
             return self.requantized(names, cut, format);
@@ -223,7 +270,7 @@ impl Weights {
                 DeviceStorage::Plain => self.stacked_cut(names, cut)?.into(),
                 DeviceStorage::AsIs(format) => {
                     let base = self.as_is(names, cut, format)?;
-                    self.with_change(base, names, cut)?
+                    self.with_merged(base, names, cut)?
                 }
                 DeviceStorage::Converted(format) => {
                     if let Some(from) = run[0] {
@@ -336,12 +383,25 @@ impl Weights {
     fn requantized(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
         let (values, shape) = self.read(names, cut, Source::read_f32)?;
         let base = QuantTensor::from_f32(&values, shape, format, &self.device)?;
-        self.with_change(base.into(), names, cut)
+        self.with_merged(base.into(), names, cut)
     }
 
-    /// The adapter's change beside a quantised matrix, which merging would round anew.
-    fn with_change(&self, base: Matrix, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
-        let Some(adapter) = &self.adapter else { return Ok(base) };
+    /// The merged adapter's change beside a quantised matrix, which merging would round anew.
+    fn with_merged(&self, base: Matrix, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
+        match &self.adapter {
+            Some(adapter) => self.with_change(base, names, cut, adapter),
+            None => Ok(base),
+        }
+    }
+
+    /// An adapter's change beside a matrix.
+    fn with_change(
+        &self,
+        base: Matrix,
+        names: &[impl AsRef<str>],
+        cut: Cut,
+        adapter: &Adapter,
+    ) -> Result<Matrix> {
         let ranges = |name: &str| {
             let shape = self.source.shape(name)?;
             Ok(cut.ranges(matrix(shape)))
@@ -468,11 +528,19 @@ impl Weights {
     /// [`Error::Checkpoint`], or a device error.
     pub fn vector(&mut self, name: &str) -> Result<Tensor> {
         let device = self.device.clone();
+        let key = format!("{name} {device}");
+        if let Some(vector) = self.shared.as_ref().and_then(|shared| shared.vectors.get(&key)) {
+            return Ok(vector.clone());
+        }
         let (source, shape) = self.take(name)?;
         if let Source::Planned(_) = source {
             return Tensor::uninitialized(shape, DType::F32, &device);
         }
-        Tensor::from_slice(&source.read_f32(name)?, shape, &device)
+        let vector = Tensor::from_slice(&source.read_f32(name)?, shape, &device)?;
+        if let Some(shared) = &mut self.shared {
+            shared.vectors.insert(key, vector.clone());
+        }
+        Ok(vector)
     }
 
     /// A table that stays in host memory, in f32.

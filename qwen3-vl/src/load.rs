@@ -40,6 +40,14 @@ impl Checkpoint {
         self.0.with_adapter(dir).map(Self)
     }
 
+    /// As [`language::Checkpoint::with_named_adapter`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_named_adapter(self, name: &str, dir: &Path) -> Result<Self> {
+        self.0.with_named_adapter(name, dir).map(Self)
+    }
+
     /// As [`language::Checkpoint::with_pixel_limits`].
     pub fn with_pixel_limits(self, pixels: PixelLimits) -> Self {
         Self(self.0.with_pixel_limits(pixels))

@@ -6,7 +6,7 @@ import { askForKey, request } from "./key.js";
 const dialog = $("settings");
 const fields = dialog.querySelector("form").elements;
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "max_tokens"];
-const KEPT = [...NUMBERS, "system", "tools"];
+const KEPT = [...NUMBERS, "system", "tools", "model"];
 
 /** Of the model: pictures of a message, pixels of a picture. */
 export let limits = { pictures: 16, pixels: 1 << 24 };
@@ -16,6 +16,7 @@ function load() {
   try {
     stored = JSON.parse(localStorage.getItem("settings")) ?? {};
   } catch { /* storage may be off; settings last as long as the page then */ }
+  if (stored.model) fields.model.replaceChildren(new Option(stored.model)); // until the server has told of its models
   for (const name of KEPT) fields[name].value = stored[name] ?? "";
   fields.theme.value = document.documentElement.dataset.theme;
   check();
@@ -47,7 +48,8 @@ function check() {
 export function given() {
   const numbers = NUMBERS.filter((name) => fields[name].value !== "" && fields[name].checkValidity());
   const tools = functions() ?? [];
-  return { ...Object.fromEntries(numbers.map((name) => [name, Number(fields[name].value)])), ...(tools.length && { tools }) };
+  const model = fields.model.options.length > 1 && { model: fields.model.value };
+  return { ...model, ...Object.fromEntries(numbers.map((name) => [name, Number(fields[name].value)])), ...(tools.length && { tools }) };
 }
 
 export function systemMessage() {
@@ -57,15 +59,19 @@ export function systemMessage() {
 /** Whether the server has told of its model. */
 export let isDescribed = false;
 
-/** Asks the server for the model's name, limits and defaults. */
+/** Asks the server for its models, and for the name, limits and defaults of the chosen one, or the first. Of several, one that is not loaded has only a name. */
 export async function describe() {
   try {
-    const { data: [model] } = await (await request("v1/models")).json();
+    const { data } = await (await request("v1/models")).json();
+    const model = data.find(({ id }) => id === fields.model.value) ?? data[0];
+    fields.model.replaceChildren(...data.map(({ id }) => new Option(id)));
+    fields.model.value = model.id;
+    fields.model.parentElement.hidden = data.length < 2;
     $("model").textContent = model.id;
     document.title = `${model.id} – Pascaline`;
-    limits = model.limits;
+    limits = model.limits ?? limits;
     isDescribed = true;
-    for (const name of NUMBERS) fields[name].placeholder = model.defaults[name] ?? fields[name].placeholder;
+    for (const name of NUMBERS) fields[name].placeholder = model.defaults?.[name] ?? fields[name].placeholder;
   } catch (error) {
     say(error.message);
   }
@@ -76,6 +82,7 @@ $("open-key").addEventListener("click", async () => {
   if (await askForKey("An empty key is forgotten.")) describe();
 });
 fields.tools.addEventListener("input", check);
+fields.model.addEventListener("change", describe);
 dialog.addEventListener("change", store);
 dialog.addEventListener("close", store);
 $("reset").addEventListener("click", () => {

@@ -1,9 +1,9 @@
 //! The events of one request's answers, streamed or collected.
 
-use super::app::App;
 use super::calls::{Call, Delta, Reader};
 use super::error::ApiError;
 use super::log::Record;
+use super::model::App;
 use super::worker::{Event, Usage};
 use qwen3_vl::StopReason;
 use qwen3_vl::batch::PromptProgress;

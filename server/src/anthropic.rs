@@ -1,11 +1,12 @@
 //! Anthropic's `/v1/messages`: its requests as conversations of OpenAI's form, and answers in its own.
 
 use super::answer::{Answer, Part};
-use super::app::{App, Asked, Config, parsed, translated};
+use super::app::{Asked, Server, parsed, translated};
 use super::calls::{Call, Delta};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, take};
 use super::form::{Form, named};
+use super::model::Config;
 use super::prepare;
 use super::reply::new_id;
 use super::request::{Chat, Tokenize};
@@ -20,16 +21,16 @@ use tokio::time::timeout_at;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
-    translated(app, request, read, refused).await
+pub(crate) async fn answer(State(server): State<Arc<Server>>, request: Request) -> Response {
+    translated(server, request, read, refused).await
 }
 
 /// `/v1/messages/count_tokens`
-pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
-    let deadline = app.deadline();
+pub(crate) async fn count(State(server): State<Arc<Server>>, request: Request) -> Response {
+    let deadline = server.deadline();
     let result = async {
         let read = |body: Value, config: &Config| Tokenize::read(&openai(body)?, &config.limits);
-        let (wish, charge) = parsed(&app, request, deadline, read).await?;
+        let (app, wish, charge) = parsed(&server, request, deadline, read).await?;
         let work = prepare::tokens(&app, wish, charge);
         let (tokens, _charge) = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
         Ok(json_response(StatusCode::OK, &json!({ "input_tokens": tokens.len() })))
@@ -44,7 +45,7 @@ pub(crate) fn read(body: Value, config: &Config) -> Result<Asked<Message>> {
     let stop = if let [Value::String(stop)] = &stops[..] { Some(stop.clone()) } else { None };
     let form = Message {
         id: new_id("msg_"),
-        model: config.name.clone(),
+        model: chat.wish.model.name.clone(),
         stop,
         block: None,
         blocks: 0,

@@ -4,15 +4,15 @@ use super::account::{Account, Charge};
 use super::admission::Client;
 use super::error::{ApiError, json_response};
 use super::form::Form;
-use super::grammar::Grammars;
 use super::lanes::{self, Lanes};
-use super::limits::Limits;
 use super::log::{self, Record};
+use super::model::{App, Config};
+use super::models::{Models, Served, Several};
 use super::prepare;
 use super::reply::{Kind, Shape};
 use super::request::{Chat, Completion, Detokenize, Parsed, Tokenize};
 use super::visitors::{self, Visitors};
-use super::worker::{Health, Worker};
+use super::worker::Health;
 use super::{anthropic, embed, json, ollama, page, responses, state, stream};
 use axum::Router;
 use axum::body::Body;
@@ -22,10 +22,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::BodyExt;
-use qwen3_vl::{ControlTokens, Options};
 use serde_json::{Value, json};
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::{Instant, timeout, timeout_at};
 use tower_http::cors::{AllowOrigin, CorsLayer};
@@ -35,71 +34,39 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// The most bytes beyond the limit that are read and discarded.
 const DISCARDED: usize = 64 << 20;
 
-/// A server's configuration.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The model's name in answers and in `/v1/models`.
-    pub name: String,
-    /// Defaults for fields that a request does not set, except the seed.
-    pub defaults: Options,
-    /// The seed of requests that give none; `None`: a random one for each.
-    pub seed: Option<u64>,
-    /// The limits of requests.
-    pub limits: Limits,
-    /// How control tokens that are spelled in texts are read.
-    pub control_tokens: ControlTokens,
-    /// The key that requests must have; `None`: none.
-    pub api_key: Option<String>,
-    /// Origins of web pages that may use the server besides its own; `*` for all.
-    pub cors_origins: Vec<String>,
-    /// Names that the server has besides this machine's own, if it is on a loopback address without a key. If there are
-    /// any, it answers to no others.
-    pub allowed_hosts: Vec<String>,
-    /// How long running answers may take to end when the server is stopped.
-    pub grace: Duration,
-}
-
 /// The state that all handlers share.
-pub(crate) struct App {
-    pub worker: Arc<Worker>,
+pub(crate) struct Server {
+    /// Of several models its name and defaults are none's.
     pub config: Config,
+    pub models: Models,
     /// The memory of requests.
     pub account: Arc<Account>,
     /// Where work runs that keeps a thread busy.
     pub lanes: Arc<Lanes>,
     pub visitors: Visitors,
-    grammars: OnceLock<std::result::Result<Grammars, String>>,
     /// When the server was started, in Unix time.
     pub created: u64,
-    /// The most bytes of text that can fit the context.
-    pub longest_text: usize,
-    /// The most bytes of a token's text.
-    pub longest_token: usize,
 }
 
-impl App {
-    pub fn new(worker: Arc<Worker>, config: Config, address: IpAddr) -> Self {
-        let processor = &worker.model().processor;
-        let ids = 0..processor.config.text.vocab_size as u32;
-        let bytes = |id| {
-            let control = processor.tokenizer.control(id).map_or(0, |spelling| spelling.len());
-            processor.tokenizer.token_bytes(id).len().max(control)
-        };
-        let longest_token = ids.map(bytes).max().unwrap_or(1);
-        // normalisation to NFC shrinks text to no less than a third of its bytes
-        let longest_text = config.limits.context.saturating_mul(3 * longest_token);
-        let (account, lanes) = (Account::new(config.limits.memory), Arc::new(Lanes::new()));
+impl Server {
+    pub fn new(served: Served, config: Config, address: IpAddr) -> Arc<Self> {
         let Config { api_key, allowed_hosts, cors_origins, .. } = &config;
         let visitors = Visitors::new(address, api_key.is_some(), allowed_hosts, cors_origins);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (created, grammars) = (now.as_secs(), OnceLock::new());
-        Self { worker, config, account, lanes, visitors, grammars, created, longest_text, longest_token }
-    }
-
-    /// Built at the first use, which takes a moment.
-    pub fn grammars(&self) -> Result<&Grammars> {
-        let grammars = self.grammars.get_or_init(|| Grammars::new(&self.worker.model().processor));
-        grammars.as_ref().map_err(|reason| ApiError::unsupported("response_format", reason))
+        let (account, lanes) = (Account::new(config.limits.memory), Arc::new(Lanes::new()));
+        let models = match served {
+            Served::One(worker) => Models::One(Arc::new(App::new(
+                worker,
+                config.clone(),
+                Arc::clone(&account),
+                Arc::clone(&lanes),
+            ))),
+            Served::Several { sources, keep, queue } => {
+                let (config, account, lanes) = (config.clone(), Arc::clone(&account), Arc::clone(&lanes));
+                Models::Several(Arc::new(Several::new((sources, keep, queue), config, account, lanes)))
+            }
+        };
+        Arc::new(Self { config, models, account, lanes, visitors, created: now.as_secs() })
     }
 
     /// When the answer to a request that starts now must be complete.
@@ -113,7 +80,7 @@ impl App {
 }
 
 /// All routes.
-pub(crate) fn router(app: Arc<App>) -> Router {
+pub(crate) fn router(server: Arc<Server>) -> Router {
     let open = Router::new().route("/health", get(health)).merge(page::routes());
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
@@ -133,30 +100,30 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/messages/count_tokens", post(anthropic::count))
         .merge(ollama::routes())
         .route("/metrics", get(metrics))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&app), authorize));
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&server), authorize));
     let all = open
         .merge(guarded)
         .fallback(|| async { ApiError::not_found("there is nothing at this address") })
         .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), count));
-    let all = match cors(&app.config.cors_origins) {
+        .layer(middleware::from_fn_with_state(Arc::clone(&server), count));
+    let all = match cors(&server.config.cors_origins) {
         Some(cors) => all.layer(cors),
         None => all,
     };
-    all.layer(middleware::from_fn_with_state(Arc::clone(&app), visitors::check))
-        .layer(middleware::from_fn_with_state(Arc::<str>::from(&*app.config.name), log::request))
-        .with_state(app)
+    all.layer(middleware::from_fn_with_state(Arc::clone(&server), visitors::check))
+        .layer(middleware::from_fn(log::request))
+        .with_state(server)
 }
 
 /// The routes of connections beyond the limit: only whether the server is there.
-pub(crate) fn overflow(app: Arc<App>) -> Router {
-    let most = app.config.limits.connections;
+pub(crate) fn overflow(server: Arc<Server>) -> Router {
+    let most = server.config.limits.connections;
     Router::new()
         .route("/health", get(health))
         .fallback(move || async move { ApiError::too_many_connections(most) })
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), visitors::check))
-        .layer(middleware::from_fn_with_state(Arc::<str>::from(&*app.config.name), log::request))
-        .with_state(app)
+        .layer(middleware::from_fn_with_state(Arc::clone(&server), visitors::check))
+        .layer(middleware::from_fn(log::request))
+        .with_state(server)
 }
 
 /// Which web pages may read answers. Without it browsers let only the server's own page read them.
@@ -181,8 +148,8 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
 }
 
 /// Refuses requests without the key.
-async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response> {
-    if let Some(key) = &app.config.api_key {
+async fn authorize(State(server): State<Arc<Server>>, request: Request, next: Next) -> Result<Response> {
+    if let Some(key) = &server.config.api_key {
         // as bytes: a key need not be ASCII
         let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
         let given = given.and_then(|value| value.split_at_checked("bearer ".len()));
@@ -204,10 +171,10 @@ fn is_equal(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b)) == 0
 }
 
-async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn count(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     if response.status().is_client_error() && response.status() != StatusCode::TOO_MANY_REQUESTS {
-        app.worker.metrics().malformed.add(1);
+        server.models.metrics().malformed.add(1);
     }
     response
 }
@@ -216,17 +183,17 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
 const STALL: Duration = Duration::from_secs(20);
 
 /// A body within the limits, and its charge.
-async fn body(app: &App, request: Request, deadline: Instant) -> Result<(Vec<u8>, Charge)> {
+async fn body(server: &Server, request: Request, deadline: Instant) -> Result<(Vec<u8>, Charge)> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
     if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
         return Err(ApiError::wrong_type());
     }
     let client = request.extensions().get::<Arc<Client>>().cloned();
-    let limit = app.config.limits.body;
+    let limit = server.config.limits.body;
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok()).unwrap_or(0);
-    let mut charge = app.account.open();
+    let mut charge = server.account.open();
     let refused = match length > limit {
         true => Some(ApiError::too_large(limit)),
         false => charge.grow(length).err().map(ApiError::from),
@@ -234,9 +201,9 @@ async fn body(app: &App, request: Request, deadline: Instant) -> Result<(Vec<u8>
     charge.shrink_to(0); // what has not come takes no memory: a slow client keeps none from others
     let room = if refused.is_none() { length } else { 0 };
     let bytes = Vec::with_capacity(room); // not resident before it is written
-    let stall = STALL.min(app.config.limits.time);
+    let stall = STALL.min(server.config.limits.time);
     let read = read(request.into_body(), bytes, limit, &mut charge, refused, stall);
-    let bytes = timeout_at(deadline, read).await.map_err(|_| app.too_slow())??;
+    let bytes = timeout_at(deadline, read).await.map_err(|_| server.too_slow())??;
     if let Some(client) = client {
         client.asks();
     }
@@ -279,25 +246,46 @@ async fn read(
     refused.map_or(Ok(bytes), Err)
 }
 
-/// Parses a body with `read`. The charge is then that of the result.
+/// Parses a body with `read`, for the model that it names, which is loaded if it is not. The charge is then that of the result.
 pub(crate) async fn parsed<T: Parsed>(
-    app: &Arc<App>,
+    server: &Arc<Server>,
     request: Request,
     deadline: Instant,
     read: impl FnOnce(Value, &Config) -> Result<T> + Send + 'static,
-) -> Result<(T, Charge)> {
-    Record::current().concerns_model();
-    let (body, mut charge) = body(app, request, deadline).await?;
+) -> Result<(Arc<App>, T, Charge)> {
+    let record = Record::current();
+    let one = server.models.one().cloned();
+    record.concerns(one.as_ref().map_or("", |app| &app.config.name));
+    let too_slow = |_| server.too_slow();
+    let (body, mut charge) = body(server, request, deadline).await?;
     charge.grow(2 * body.len())?; // the texts and files that are made of its values, and the parser's own memory
-    let same = Arc::clone(app);
-    let work = lanes::run(&app.lanes, charge, move |_, charge| {
+    let parse = move |charge: &mut Charge| {
         let value = json::parse(&body, charge)?;
         drop(body);
-        read(value, &same.config)
-    });
-    let (parsed, mut charge) = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
+        Ok(value)
+    };
+    let (app, parsed, mut charge) = match one {
+        Some(app) => {
+            let same = Arc::clone(&app);
+            let work = lanes::run(&server.lanes, charge, move |_, charge| read(parse(charge)?, &same.config));
+            let (parsed, charge) = timeout_at(deadline, work).await.map_err(too_slow)??;
+            (app, parsed, charge)
+        }
+        None => {
+            let work = lanes::run(&server.lanes, charge, move |_, charge| parse(charge));
+            let (value, charge): (Value, _) = timeout_at(deadline, work).await.map_err(too_slow)??;
+            let name = value.get("model").and_then(Value::as_str).map(str::to_owned);
+            let loaded = server.models.acquire(name.as_deref());
+            let app = timeout_at(deadline, loaded).await.map_err(too_slow)??;
+            record.concerns(&app.config.name);
+            let same = Arc::clone(&app);
+            let work = lanes::run(&server.lanes, charge, move |_, _| read(value, &same.config));
+            let (parsed, charge) = timeout_at(deadline, work).await.map_err(too_slow)??;
+            (app, parsed, charge)
+        }
+    };
     charge.shrink_to(parsed.bytes());
-    Ok((parsed, charge))
+    Ok((app, parsed, charge))
 }
 
 /// Prepares and queues a conversation, and answers it in the interface's form.
@@ -315,21 +303,21 @@ async fn answer(
     stream::reply(app, answers, form, wish.stream, deadline).await
 }
 
-async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
-    let deadline = app.deadline();
+async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
+    let deadline = server.deadline();
     let read = |body: Value, config: &Config| Chat::read(&body, config);
-    let (chat, charge) = parsed(&app, request, deadline, read).await?;
-    let shape = Shape::new(&app, Kind::Chat, &chat.wish);
+    let (app, chat, charge) = parsed(&server, request, deadline, read).await?;
+    let shape = Shape::new(Kind::Chat, &chat.wish);
     answer(app, chat, charge, shape, deadline).await
 }
 
-async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
-    let deadline = app.deadline();
+async fn completion(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
+    let deadline = server.deadline();
     let read = |body: Value, config: &Config| Completion::read(&body, config);
-    let (Completion { prompts, wish }, charge) = parsed(&app, request, deadline, read).await?;
+    let (app, Completion { prompts, wish }, charge) = parsed(&server, request, deadline, read).await?;
     let work = prepare::raw(&app, prompts, &wish, charge);
     let prepared = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
-    let shape = Shape::new(&app, Kind::Text, &wish);
+    let shape = Shape::new(Kind::Text, &wish);
     let answers = prepare::submit(&app, prepared, &wish)?;
     stream::reply(app, answers, shape, wish.stream, deadline).await
 }
@@ -348,23 +336,23 @@ impl<F: Form> Parsed for Asked<F> {
 
 /// Answers a request of another interface, whose body `read` translates and whose errors `refuse` writes.
 pub(crate) async fn translated<F: Form>(
-    app: Arc<App>,
+    server: Arc<Server>,
     request: Request,
     read: impl FnOnce(Value, &Config) -> Result<Asked<F>> + Send + 'static,
     refuse: fn(&ApiError) -> Value,
 ) -> Response {
-    let deadline = app.deadline();
+    let deadline = server.deadline();
     let result = async {
-        let (Asked { chat, form }, charge) = parsed(&app, request, deadline, read).await?;
+        let (app, Asked { chat, form }, charge) = parsed(&server, request, deadline, read).await?;
         answer(app, chat, charge, form, deadline).await
     };
     result.await.unwrap_or_else(|error: ApiError| error.response(&refuse(&error)))
 }
 
-async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
-    let deadline = app.deadline();
+async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
+    let deadline = server.deadline();
     let read = |body: Value, config: &Config| Tokenize::read(&body, &config.limits);
-    let (wish, charge) = parsed(&app, request, deadline, read).await?;
+    let (app, wish, charge) = parsed(&server, request, deadline, read).await?;
     let work = prepare::tokens(&app, wish, charge);
     // the charge lasts until the tokens have been written
     let (tokens, _charge) = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
@@ -373,10 +361,10 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Respo
     Ok(json_response(StatusCode::OK, &value))
 }
 
-async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
-    let deadline = app.deadline();
+async fn detokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
+    let deadline = server.deadline();
     let read = |body: Value, config: &Config| Detokenize::read(&body, &config.limits);
-    let (Detokenize { tokens }, mut charge) = parsed(&app, request, deadline, read).await?;
+    let (app, Detokenize { tokens }, mut charge) = parsed(&server, request, deadline, read).await?;
     let tokenizer = &app.worker.model().processor.tokenizer;
     let vocabulary = app.worker.model().config().text.vocab_size;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= vocabulary) {
@@ -393,15 +381,22 @@ async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Res
     Ok(json_response(StatusCode::OK, &json!({ "content": text, "prompt": text })))
 }
 
-/// The description of the one model in `/v1/models`.
-fn description(app: &App) -> Value {
-    let Config { name, defaults, limits, .. } = &app.config;
+/// The description of the model, or of it with an adapter, in `/v1/models`.
+fn description(server: &Server, name: &str, app: Option<&App>) -> Value {
+    let Some(app) = app else {
+        let created = server.created;
+        return json!({
+            "id": name, "object": "model", "created": created, "owned_by": "pascaline", "loaded": false,
+        });
+    };
+    let Config { defaults, limits, .. } = &app.config;
     let sampling = &defaults.sampling;
     json!({
         "id": name,
         "object": "model",
-        "created": app.created,
+        "created": server.created,
         "owned_by": "pascaline",
+        "loaded": true,
         "max_model_len": limits.context,
         "limits": { "pictures": limits.pictures, "pixels": limits.pixels, "body": limits.body },
         "defaults": {
@@ -417,19 +412,22 @@ fn description(app: &App) -> Value {
     })
 }
 
-async fn models(State(app): State<Arc<App>>) -> Response {
-    json_response(StatusCode::OK, &json!({ "object": "list", "data": [description(&app)] }))
+async fn models(State(server): State<Arc<Server>>) -> Response {
+    let all = server.models.names().into_iter();
+    let data: Vec<_> = all.map(|(name, app)| description(&server, &name, app.as_deref())).collect();
+    json_response(StatusCode::OK, &json!({ "object": "list", "data": data }))
 }
 
-async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
-    match name == app.config.name {
-        true => Ok(json_response(StatusCode::OK, &description(&app))),
-        false => Err(ApiError::not_found(format!("there is no model {name:?}, only {:?}", app.config.name))),
+async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Result<Response> {
+    let all = server.models.names();
+    match all.iter().find(|(other, _)| *other == name) {
+        Some((_, app)) => Ok(json_response(StatusCode::OK, &description(&server, &name, app.as_deref()))),
+        None => Err(ApiError::no_model(&name, all.into_iter().map(|(name, _)| name))),
     }
 }
 
-async fn health(State(app): State<Arc<App>>) -> Response {
-    let (health, replicas) = (app.worker.health().borrow().clone(), app.worker.gauges().replicas);
+async fn health(State(server): State<Arc<Server>>) -> Response {
+    let (health, replicas) = (server.models.health().borrow().clone(), server.models.gauges().replicas);
     let is_degraded = replicas.iter().any(|replica| replica.lost.is_some());
     let (status, mut value) = match health {
         Health::Up if is_degraded => (StatusCode::OK, json!({ "status": "degraded" })),
@@ -439,19 +437,32 @@ async fn health(State(app): State<Arc<App>>) -> Response {
             (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "device lost", "reason": reason }))
         }
     };
+    if server.models.one().is_none() {
+        let all = server.models.names().into_iter();
+        value["models"] = all.map(|(name, app)| json!({ "name": name, "loaded": app.is_some() })).collect();
+    }
     if replicas.len() > 1 {
-        let each = replicas.into_iter().map(|replica| match replica.lost {
-            None => json!({ "device": replica.device, "status": "ok" }),
-            Some(reason) => json!({ "device": replica.device, "status": "device lost", "reason": reason }),
+        let each = replicas.into_iter().map(|replica| {
+            let mut one = match replica.lost {
+                None => json!({ "device": replica.device, "status": "ok" }),
+                Some(reason) => {
+                    json!({ "device": replica.device, "status": "device lost", "reason": reason })
+                }
+            };
+            if let Some(model) = replica.model {
+                one["model"] = model.into();
+            }
+            one
         });
         value["replicas"] = each.collect();
     }
     json_response(status, &value)
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let mut text = app.worker.metrics().text(&app.worker.gauges());
-    text += &app.account.metrics();
+async fn metrics(State(server): State<Arc<Server>>) -> Response {
+    let mut text = server.models.metrics().text(&server.models.gauges());
+    text += &server.models.text();
+    text += &server.account.metrics();
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], Body::from(text)).into_response()
 }

@@ -4,12 +4,13 @@
 //! little memory and lets others pass.
 
 use super::account::Charge;
-use super::app::{App, Config, parsed};
+use super::app::{Server, parsed};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, wrong};
 use super::images::{Pictures, bound};
 use super::log::Record;
 use super::messages::content;
+use super::model::{App, Config};
 use super::prepare;
 use super::request::{Parsed, bytes_of};
 use axum::extract::{Request, State};
@@ -151,7 +152,7 @@ fn counted<'a>(param: &str, list: &'a [Value]) -> Result<&'a [Value]> {
 impl Embeddings {
     pub fn read(body: &Value, config: &Config) -> Result<Self> {
         let fields = Fields::root(body)?;
-        fields.str("model")?; // there is only one model, so any name is accepted
+        own_model(&fields, config)?;
         let is_base64 = match fields.str("encoding_format")? {
             None | Some("float") => false,
             Some("base64") => true,
@@ -216,10 +217,21 @@ impl Embeddings {
     }
 }
 
+/// Refuses a model that is not there, and adapters, which are for answers.
+fn own_model(fields: &Fields, config: &Config) -> Result<()> {
+    match config.named(fields.str("model")?)?.adapter {
+        None => Ok(()),
+        Some(_) => Err(ApiError::unsupported(
+            "model",
+            "embeddings and rankings are the model's own, without an adapter",
+        )),
+    }
+}
+
 impl Rerank {
     pub fn read(body: &Value, config: &Config) -> Result<Self> {
         let fields = Fields::root(body)?;
-        fields.str("model")?;
+        own_model(&fields, config)?;
         let query = Content::read("query", fields.required("query", fields.get("query"))?, config)?;
         let list = counted("documents", fields.required("documents", fields.list("documents")?)?)?;
         let instruction = fields.str("instruction")?;
@@ -282,10 +294,10 @@ async fn each<T: Send + 'static>(
     Ok(found)
 }
 
-pub(crate) async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
-    let deadline = app.deadline();
-    let (asked, charge) =
-        parsed(&app, request, deadline, |body, config| Embeddings::read(&body, config)).await?;
+pub(crate) async fn embeddings(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
+    let deadline = server.deadline();
+    let (app, asked, charge) =
+        parsed(&server, request, deadline, |body, config| Embeddings::read(&body, config)).await?;
     let Embeddings { items, dimensions, is_base64 } = asked;
     let found = each(&app, items, charge, deadline, move |model, prompt| {
         let mut found = model.embed_prompt(prompt)?;
@@ -312,10 +324,10 @@ pub(crate) async fn embeddings(State(app): State<Arc<App>>, request: Request) ->
     Ok(json_response(StatusCode::OK, &value))
 }
 
-pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
-    let deadline = app.deadline();
-    let (Rerank { items, top, mut documents }, charge) =
-        parsed(&app, request, deadline, |body, config| Rerank::read(&body, config)).await?;
+pub(crate) async fn rerank(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
+    let deadline = server.deadline();
+    let (app, Rerank { items, top, mut documents }, charge) =
+        parsed(&server, request, deadline, |body, config| Rerank::read(&body, config)).await?;
     let found = each(&app, items, charge, deadline, |model, prompt| {
         model.relevance_of_prompt(&mut model.session()?, prompt)
     })

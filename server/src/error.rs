@@ -66,6 +66,33 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, Some("not_found"), message)
     }
 
+    /// `model` is none of these.
+    pub fn no_model(name: &str, names: impl Iterator<Item = String>) -> Self {
+        let names = names.map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            Some("model_not_found"),
+            format!("there is no model {name:?}; there is {names}"),
+        );
+        error.param = Some("model".into());
+        error
+    }
+
+    /// There are several models, and the request names none.
+    pub fn which_model(names: impl Iterator<Item = String>) -> Self {
+        let names = names.map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+        Self::invalid("model", format!("model is missing; there is {names}"))
+    }
+
+    /// A model can't be loaded; perhaps it can when others are idle.
+    pub fn not_loaded(name: &str, reason: &str, others_run: bool) -> Self {
+        let message = format!("the model {name:?} can't be loaded: {reason}");
+        Self {
+            retry_after: others_run.then_some(5),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("model_not_loaded"), message)
+        }
+    }
+
     pub fn wrong_method() -> Self {
         let message = "this address does not take that method";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, Some("method_not_allowed"), message)

@@ -1,7 +1,7 @@
 //! An OpenAI-compatible HTTP server for Qwen3-VL, with a web page for chat.
 //!
 //! The files in the order in which a request goes through them: `listen` accepts its `connection`, for which `admission` has
-//! a place, `app` routes it if `visitors` lets it in, `json` and `request` parse its body, `images` gets its pictures and
+//! a place, `app` routes it if `visitors` lets it in, `models` has the model that it names, `json` and `request` parse its body, `images` gets its pictures and
 //! `videos` their frames,
 //! `prepare` makes its prompt, [`worker`] queues it for the replica that `balance` chooses, `replica` computes, `answer`
 //! collects events, `reply` formats them as OpenAI does and `stream` sends them; `embed` answers with vectors and scores. All the while `account` has its memory; `lanes` runs the work that
@@ -31,6 +31,8 @@ mod listen;
 mod log;
 mod messages;
 pub mod metrics;
+mod model;
+mod models;
 mod ollama;
 mod page;
 mod prepare;
@@ -49,10 +51,11 @@ mod visitors;
 pub mod worker;
 
 pub use account::{Charge, default_memory};
-pub use app::Config;
 pub use images::fetch_picture;
 pub use limits::Limits;
 pub use listen::{End, Stop, run};
+pub use model::Config;
+pub use models::{Loaded, Served, Source};
 
 /// Parses request bodies without a server: for tests.
 pub struct Reader {

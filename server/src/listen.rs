@@ -1,10 +1,12 @@
 //! Accepts connections and shuts the server down.
 
 use super::admission::{Admission, Client};
-use super::app::{self, App, Config};
+use super::app::{self, Server};
 use super::connection::{self, Connection};
+use super::model::Config;
+use super::models::Served;
 use super::system::return_freed;
-use super::worker::{Health, Worker};
+use super::worker::Health;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -87,33 +89,28 @@ pub enum End {
 ///
 /// # Errors
 /// If the system has no threads, sockets or signals left.
-pub fn run(
-    listener: TcpListener,
-    worker: impl Into<Arc<Worker>>,
-    config: Config,
-    stop: Stop,
-) -> io::Result<End> {
+pub fn run(listener: TcpListener, served: impl Into<Served>, config: Config, stop: Stop) -> io::Result<End> {
     return_freed();
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let address = listener.local_addr()?.ip();
-    let app = Arc::new(App::new(worker.into(), config, address));
-    let end = runtime.block_on(serve(listener, Arc::clone(&app), stop));
+    let server = Server::new(served.into(), config, address);
+    let end = runtime.block_on(serve(listener, Arc::clone(&server), stop));
     // Drops connections, and with them the receivers of answers that were cut off, and waits for the computing threads: a
     // process that exits while another thread is inside the driver may crash.
     runtime.shutdown_timeout(LAST_STEP);
     let begin = Instant::now();
-    while begin.elapsed() < LAST_STEP && app.worker.gauges().running() > 0 {
+    while begin.elapsed() < LAST_STEP && server.models.gauges().running() > 0 {
         thread::sleep(Duration::from_millis(5));
     }
     end
 }
 
-async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Result<End> {
+async fn serve(listener: TcpListener, server: Arc<Server>, mut stop: Stop) -> io::Result<End> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let router = app::router(Arc::clone(&app));
-    let (graceful, mut health) = (GracefulShutdown::new(), app.worker.health());
-    let (limits, overflow) = (&app.config.limits, app::overflow(Arc::clone(&app)));
+    let router = app::router(Arc::clone(&server));
+    let (graceful, mut health) = (GracefulShutdown::new(), server.models.health());
+    let (limits, overflow) = (&server.config.limits, app::overflow(Arc::clone(&server)));
     let admission = Admission::new(limits.connections);
     let beyond = Arc::new(Semaphore::new(BEYOND));
     let accept = async {
@@ -188,13 +185,13 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
         stopped = stop.next() => stopped?,
     }
     drop(listener);
-    app.worker.drain();
+    server.models.drain();
     let all_ended = tokio::select! {
-        ended = timeout(app.config.grace, graceful.shutdown()) => ended.is_ok(),
+        ended = timeout(server.config.grace, graceful.shutdown()) => ended.is_ok(),
         stopped = stop.next() => stopped.map(|()| false)?,
     };
-    let gauges = app.worker.gauges();
-    Ok(match app.worker.health().borrow().clone() {
+    let gauges = server.models.gauges();
+    Ok(match server.models.health().borrow().clone() {
         Health::Lost(reason) => End::DeviceLost(reason),
         Health::Up | Health::Draining if all_ended => End::Stopped { cut_off: 0 },
         Health::Up | Health::Draining => End::Stopped { cut_off: gauges.running() + gauges.waiting() },

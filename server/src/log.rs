@@ -4,7 +4,7 @@
 //! which the client gives in `x-request-id` or gets there. Nothing of what a request or an answer says is in it, nor a key.
 
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -42,7 +42,8 @@ pub(crate) struct Record {
 /// `None` is not known, and not written.
 #[derive(Debug, Default)]
 struct Facts {
-    concerns_model: bool,
+    /// Of a request to a model.
+    model: Option<String>,
     prompt_tokens: Option<usize>,
     cached_tokens: Option<usize>,
     generated_tokens: Option<usize>,
@@ -65,9 +66,9 @@ impl Record {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The request is one to the model.
-    pub fn concerns_model(&self) {
-        self.facts().concerns_model = true;
+    /// The request is one to this model.
+    pub fn concerns(&self, model: &str) {
+        self.facts().model = Some(model.to_owned()).filter(|name| !name.is_empty());
     }
 
     /// A prompt has been counted.
@@ -111,14 +112,13 @@ impl Record {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Code(pub &'static str);
 
-/// Gives the request an id, and writes its line at the end, with the name of the served model.
-pub(crate) async fn request(State(model): State<Arc<str>>, request: Request, next: Next) -> Response {
+/// Gives the request an id, and writes its line at the end.
+pub(crate) async fn request(request: Request, next: Next) -> Response {
     let record = Record::new();
     let id = id(request.headers());
     let mut line = Line {
         method: request.method().clone(),
         path: plain(request.uri().path()),
-        model,
         status: LEFT,
         is_complete: false,
         record: Arc::clone(&record),
@@ -169,7 +169,6 @@ struct Line {
     id: String,
     method: Method,
     path: String,
-    model: Arc<str>,
     status: u16,
     /// Whether all of the response was taken.
     is_complete: bool,
@@ -192,7 +191,7 @@ impl Drop for Line {
                     method = self.method.as_str(),
                     path = self.path,
                     status = self.status,
-                    model = facts.concerns_model.then(|| plain(&self.model)),
+                    model = facts.model.as_deref().map(plain),
                     prompt_tokens = facts.prompt_tokens,
                     cached_tokens = facts.cached_tokens,
                     generated_tokens = facts.generated_tokens,

@@ -90,6 +90,8 @@ pub struct Gauges {
 pub struct ReplicaGauges {
     /// Its device.
     pub device: String,
+    /// Its model's name, if there are several models.
+    pub model: Option<String>,
     /// Answers that are being computed.
     pub running: usize,
     /// Answers that wait for it.
@@ -182,10 +184,13 @@ impl Gauges {
             );
             for (index, replica) in self.replicas.iter().enumerate() {
                 let value = value(replica);
-                let device = replica.device.replace('\\', "\\\\").replace('"', "\\\"");
+                let plain = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"");
+                let device = plain(&replica.device);
+                let model = replica.model.as_deref().map(|model| format!(",model=\"{}\"", plain(model)));
+                let model = model.unwrap_or_default();
                 let _ = writeln!(
                     text,
-                    "pascaline_replica_{name}{{replica=\"{index}\",device=\"{device}\"}} {value}"
+                    "pascaline_replica_{name}{{replica=\"{index}\",device=\"{device}\"{model}}} {value}"
                 );
             }
         };

@@ -2,13 +2,14 @@
 //! form, and answers in its own, a line of JSON for each piece.
 
 use super::answer::{Answer, Part, Spent};
-use super::app::{App, Asked, Config, translated};
+use super::app::{Asked, Server, parsed, translated};
 use super::calls::{Call, Delta};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, take};
 use super::form::Form;
+use super::model::{App, Config};
 use super::reply::unix_seconds;
-use super::request::Chat;
+use super::request::{Chat, Parsed};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -22,22 +23,22 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-pub(crate) fn routes() -> Router<Arc<App>> {
+pub(crate) fn routes() -> Router<Arc<Server>> {
     Router::new()
         .route("/api/chat", post(chat))
         .route("/api/generate", post(generate))
         .route("/api/tags", get(tags))
-        .route("/api/ps", get(tags))
+        .route("/api/ps", get(loaded))
         .route("/api/show", post(show))
         .route("/api/version", get(version))
 }
 
-async fn chat(State(app): State<Arc<App>>, request: Request) -> Response {
-    translated(app, request, read_chat, refused).await
+async fn chat(State(server): State<Arc<Server>>, request: Request) -> Response {
+    translated(server, request, read_chat, refused).await
 }
 
-async fn generate(State(app): State<Arc<App>>, request: Request) -> Response {
-    translated(app, request, read_generate, refused).await
+async fn generate(State(server): State<Arc<Server>>, request: Request) -> Response {
+    translated(server, request, read_generate, refused).await
 }
 
 /// A request of `/api/chat`, and the form of its answer.
@@ -145,7 +146,7 @@ fn asked(mut body: Value, messages: Value, is_chat: bool, config: &Config) -> Re
     map.insert("stream".to_owned(), is_stream.into());
     let chat = Chat::read(&Value::Object(map), config)?;
     let form = Lines {
-        model: config.name.clone(),
+        model: chat.wish.model.name.clone(),
         is_chat,
         shows_thought,
         begun: Instant::now(),
@@ -287,17 +288,51 @@ fn details(app: &App) -> Value {
     })
 }
 
-/// `/api/tags`, and `/api/ps`, since the one model is loaded.
-async fn tags(State(app): State<Arc<App>>) -> Response {
-    let name = &app.config.name;
-    let model = json!({
-        "name": name, "model": name, "modified_at": timestamp(app.created), "size": 0, "digest": "",
-        "details": details(&app),
-    });
-    json_response(StatusCode::OK, &json!({ "models": [model] }))
+/// `/api/tags`
+async fn tags(State(server): State<Arc<Server>>) -> Response {
+    list(&server, |_| true)
 }
 
-async fn show(State(app): State<Arc<App>>) -> Response {
+/// `/api/ps`
+async fn loaded(State(server): State<Arc<Server>>) -> Response {
+    list(&server, |app| app.is_some())
+}
+
+fn list(server: &Server, is_shown: fn(&Option<Arc<App>>) -> bool) -> Response {
+    let model = |(name, app): (String, Option<Arc<App>>)| {
+        json!({
+            "name": name, "model": name, "modified_at": timestamp(server.created), "size": 0, "digest": "",
+            "details": app.map_or_else(|| json!({ "format": "pascaline" }), |app| details(&app)),
+        })
+    };
+    let all = server.models.names().into_iter().filter(|(_, app)| is_shown(app));
+    let models: Vec<_> = all.map(model).collect();
+    json_response(StatusCode::OK, &json!({ "models": models }))
+}
+
+/// The model that a body names.
+struct Shown;
+
+impl Parsed for Shown {
+    fn bytes(&self) -> usize {
+        0
+    }
+}
+
+/// `/api/show`. The one model is shown whatever the body says; one of several is loaded for it.
+async fn show(State(server): State<Arc<Server>>, request: Request) -> Response {
+    let deadline = server.deadline();
+    let app = match server.models.one() {
+        Some(app) => Ok(Arc::clone(app)),
+        None => parsed(&server, request, deadline, |_, _| Ok(Shown)).await.map(|(app, ..)| app),
+    };
+    match app {
+        Ok(app) => shown(&server, &app),
+        Err(error) => error.response(&refused(&error)),
+    }
+}
+
+fn shown(server: &Server, app: &App) -> Response {
     let model = app.worker.model();
     let mut capabilities = vec!["completion", "tools"];
     capabilities.extend(model.processor.pictures.as_ref().map(|_| "vision"));
@@ -309,7 +344,7 @@ async fn show(State(app): State<Arc<App>>) -> Response {
     info[format!("{name}.context_length")] = context.into();
     let value = json!({
         "modelfile": "", "parameters": "", "template": "", "license": "",
-        "modified_at": timestamp(app.created), "details": details(&app), "model_info": info,
+        "modified_at": timestamp(server.created), "details": details(app), "model_info": info,
         "capabilities": capabilities,
     });
     json_response(StatusCode::OK, &value)

@@ -1,6 +1,6 @@
 //! The web page: files embedded in the program. It loads nothing from elsewhere.
 
-use super::app::App;
+use super::app::Server;
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -35,7 +35,7 @@ const FILES: [(&str, &str, &str); 19] = [
     ("/stream.js", SCRIPT, include_str!("../page/stream.js")),
 ];
 
-pub(crate) fn routes() -> Router<Arc<App>> {
+pub(crate) fn routes() -> Router<Arc<Server>> {
     FILES.into_iter().fold(Router::new(), |router, (path, kind, text)| {
         router.route(path, get(move || async move { file(kind, text) }))
     })

@@ -2,13 +2,13 @@
 
 use super::account::Charge;
 use super::answer::Answers;
-use super::app::App;
 use super::calls::Reader;
 use super::error::ApiError;
 use super::grammar::{Biased, Grammar};
 use super::images::{Asked, Pictures, Source};
 use super::lanes::{self, Wanted};
 use super::log::Record;
+use super::model::App;
 use super::request::{Chat, Raw, Tokenize, Wish};
 use super::videos;
 use super::worker::Job;
@@ -69,7 +69,7 @@ type Files = Vec<Shown>;
 pub(crate) async fn chat(app: &Arc<App>, chat: Chat, charge: Charge) -> Result<Prepared> {
     let Chat { messages, pictures, tools, wish } = chat;
     let (files, mut charge) = fetched(app, pictures, charge).await?;
-    let choices = wish.choices;
+    let (choices, adapter) = (wish.choices, wish.model.adapter.clone());
     if wish.rule.is_some() {
         charge.grow(GRAMMAR * (choices + 1))?;
     }
@@ -84,8 +84,8 @@ pub(crate) async fn chat(app: &Arc<App>, chat: Chat, charge: Charge) -> Result<P
     let patches: usize = plans.iter().map(|plan| plan.bytes).sum();
     let kept = patches + TOKEN * prompt.ids.len() * (choices + 1) + rules.len() * GRAMMAR;
     charge.grow(kept + plans.iter().map(|plan| plan.scratch).max().unwrap_or(0))?;
-    let work = seen(app, prompt, files, charge, |model, prompt, wanted| {
-        Ok(KeyedPrompt::new_while(model, prompt, &|| wanted.is_so())?)
+    let work = seen(app, prompt, files, charge, move |model, prompt, wanted| {
+        Ok(KeyedPrompt::new_adapted(model, prompt, adapter.as_deref(), &|| wanted.is_so())?)
     });
     let (prompt, mut charge) = work.await?;
     charge.shrink_to(kept);
@@ -309,7 +309,8 @@ pub(crate) async fn raw(
         let one = |prompt| {
             let prompt = text(app, prompt, wanted)?;
             fits(app, "prompt", &prompt)?;
-            Ok(KeyedPrompt::new(app.worker.model(), prompt)?)
+            let (model, adapter) = (app.worker.model(), wish.model.adapter.as_deref());
+            Ok(KeyedPrompt::new_adapted(model, prompt, adapter, &|| wanted.is_so())?)
         };
         let prompts = prompts.into_iter().map(one).collect::<Result<Vec<_>>>()?;
         let tokens: usize = prompts.iter().map(|prompt: &KeyedPrompt| prompt.prompt().ids.len()).sum();

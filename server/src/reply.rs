@@ -1,7 +1,6 @@
 //! Answers in the format of OpenAI's chat completions and completions.
 
 use super::answer::{Answer, Part, Spent};
-use super::app::App;
 use super::calls::{Call, Delta};
 use super::error::ApiError;
 use super::form::{Form, data};
@@ -46,13 +45,13 @@ struct Sent {
 }
 
 impl Shape {
-    pub fn new(app: &App, kind: Kind, wish: &Wish) -> Self {
+    pub fn new(kind: Kind, wish: &Wish) -> Self {
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         Self {
             kind,
             id: new_id(&format!("{prefix}-")),
             created: unix_seconds(),
-            model: app.config.name.clone(),
+            model: wish.model.name.clone(),
             choices: wish.choices,
             include_usage: wish.include_usage,
             sent: Vec::new(),

@@ -3,12 +3,12 @@
 //! Unknown fields are ignored, as OpenAI does; those of other servers that would change the answer are refused by name
 //! (`refused.rs`).
 
-use super::app::Config;
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::images::{Asked, Pictures};
 use super::limits::Limits;
 use super::messages::messages;
+use super::model::{Config, Named};
 use super::refused;
 use super::rule::Rule;
 use super::tools::Tools;
@@ -33,6 +33,7 @@ const MAX_BIASES: usize = 300;
 /// Options of an answer that chat and completions share.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Wish {
+    pub model: Named,
     /// `max_new_tokens` is not final before the prompt is known.
     pub options: Options,
     /// `max_tokens` as requested.
@@ -214,7 +215,7 @@ impl Tokenize {
 /// Parses the fields that chat and completions share.
 fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
     let defaults = &config.defaults;
-    fields.str("model")?; // there is only one model, so any name is accepted
+    let model = config.named(fields.str("model")?)?;
     refused::check(fields)?;
     let usual = &defaults.sampling;
     let top_k = match fields.get("top_k") {
@@ -251,6 +252,7 @@ fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
         stream_options.map_or(Ok(None), |options| options.bool("include_usage"))?.unwrap_or(false);
     let stop = stops(fields)?;
     Ok(Wish {
+        model,
         options: Options {
             max_new_tokens: defaults.max_new_tokens,
             sampling,

@@ -1,11 +1,12 @@
 //! OpenAI's `/v1/responses`: its requests as conversations of the chat's form, and answers in its own. Nothing is stored.
 
 use super::answer::{Answer, Part, Spent};
-use super::app::{App, Asked, Config, translated};
+use super::app::{Asked, Server, translated};
 use super::calls::{Call, Delta};
 use super::error::ApiError;
 use super::fields::{Fields, take};
 use super::form::{Form, named};
+use super::model::Config;
 use super::reply::{new_id, unix_seconds};
 use super::request::Chat;
 use axum::extract::{Request, State};
@@ -17,8 +18,8 @@ use std::sync::Arc;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
-    translated(app, request, read, ApiError::to_json).await
+pub(crate) async fn answer(State(server): State<Arc<Server>>, request: Request) -> Response {
+    translated(server, request, read, ApiError::to_json).await
 }
 
 /// A request and the form of its answer.
@@ -90,7 +91,7 @@ pub(crate) fn read(mut body: Value, config: &Config) -> Result<Asked<Responses>>
     let form = Responses {
         id: new_id("resp_"),
         created: unix_seconds(),
-        model: config.name.clone(),
+        model: chat.wish.model.name.clone(),
         shown,
         sequence: 0,
         output: Vec::new(),

@@ -1,15 +1,22 @@
 //! What llama-server tells of itself under `/props` and `/slots`.
 
-use super::app::App;
-use super::error::json_response;
+use super::app::Server;
+use super::error::{ApiError, json_response};
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
+/// The model that an address asks about: `?model=NAME`.
+fn model(uri: &Uri) -> Option<String> {
+    let pairs = url::form_urlencoded::parse(uri.query()?.as_bytes());
+    pairs.into_iter().find(|(name, _)| name == "model").map(|(_, model)| model.into_owned())
+}
+
 /// The model and the defaults of requests.
-pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn props(State(server): State<Arc<Server>>, uri: Uri) -> Result<Response, ApiError> {
+    let app = server.models.seen(model(&uri).as_deref())?;
     let (model, options) = (app.worker.model(), &app.config.defaults);
     let sampling = &options.sampling;
     let value = json!({
@@ -34,13 +41,14 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
         "modalities": { "vision": model.processor.pictures.is_some(), "audio": false },
         "build_info": concat!("pascaline-", env!("CARGO_PKG_VERSION")),
     });
-    json_response(StatusCode::OK, &value)
+    Ok(json_response(StatusCode::OK, &value))
 }
 
 /// The places for requests that run at the same time, the taken ones first.
-pub(crate) async fn slots(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn slots(State(server): State<Arc<Server>>, uri: Uri) -> Result<Response, ApiError> {
+    let app = server.models.seen(model(&uri).as_deref())?;
     let running = app.worker.gauges().running();
     let slot =
         |id: usize| json!({ "id": id, "n_ctx": app.config.limits.context, "is_processing": id < running });
-    json_response(StatusCode::OK, &Value::Array((0..app.worker.places()).map(slot).collect()))
+    Ok(json_response(StatusCode::OK, &Value::Array((0..app.worker.places()).map(slot).collect())))
 }

@@ -2,9 +2,9 @@
 
 use super::account::Charge;
 use super::answer::{Answer, Answers, Part};
-use super::app::App;
 use super::error::{ApiError, json_response};
 use super::form::Form;
+use super::model::App;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};

@@ -5,7 +5,7 @@
 //! that page's own. The name is still in the request's `Host`, so requests to other names than the server's are refused,
 //! and those of other pages, which `Origin` names.
 
-use super::app::App;
+use super::app::Server;
 use super::error::ApiError;
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -77,11 +77,11 @@ impl Visitors {
 
 /// Refuses strangers before anything else is looked at.
 pub(crate) async fn check(
-    State(app): State<Arc<App>>,
+    State(server): State<Arc<Server>>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    app.visitors.check(request.uri().authority(), request.headers())?;
+    server.visitors.check(request.uri().authority(), request.headers())?;
     Ok(next.run(request).await)
 }
 

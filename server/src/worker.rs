@@ -8,13 +8,14 @@ use super::account::Charge;
 use super::balance::{self, Candidate};
 use super::metrics::{Gauges, Metrics, ReplicaGauges};
 use super::replica;
-use pascaline::Error;
+use pascaline::{Device, Error, memory};
 use qwen3_vl::batch::{self, BatchOptions, KeyedPrompt, PAGE, Prefixes};
 use qwen3_vl::sampling::{Constraint, Logprobs};
 use qwen3_vl::{LanguageModel, Options, StopReason};
 use std::collections::VecDeque;
 use std::iter::Sum;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 use tokio::sync::mpsc::UnboundedSender;
@@ -114,6 +115,7 @@ pub enum Refused {
 pub struct Worker {
     models: Vec<Arc<LanguageModel>>,
     shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// State shared by the threads and those who submit.
@@ -123,7 +125,7 @@ pub(crate) struct Shared {
     /// The most jobs in the queue.
     limit: usize,
     health: watch::Sender<Health>,
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
 }
 
 /// Work with a model that is no answer; dropped without being run once no replica can run it.
@@ -328,6 +330,18 @@ impl Worker {
     /// # Errors
     /// If there is no replica, a thread can't be started, or a device has too little memory for the pages.
     pub fn start_replicas(replicas: Vec<(LanguageModel, BatchOptions)>, limit: usize) -> io::Result<Self> {
+        Self::start_counted(replicas, limit, Arc::default())
+    }
+
+    /// As [`start_replicas`](Self::start_replicas), counting in these metrics, which other workers may share.
+    ///
+    /// # Errors
+    /// As [`start_replicas`](Self::start_replicas).
+    pub fn start_counted(
+        replicas: Vec<(LanguageModel, BatchOptions)>,
+        limit: usize,
+        metrics: Arc<Metrics>,
+    ) -> io::Result<Self> {
         if replicas.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no replica of the model"));
         }
@@ -347,16 +361,17 @@ impl Worker {
             changed: Condvar::new(),
             limit,
             health: watch::Sender::new(Health::Up),
-            metrics: Metrics::default(),
+            metrics,
         });
-        let mut worker = Self { models: Vec::new(), shared }; // dropping it on an error ends the started threads
+        let mut worker = Self { models: Vec::new(), shared, threads: Vec::new() }; // dropping it on an error ends the started threads
         for (index, (model, options)) in replicas.into_iter().enumerate() {
             let model = Arc::new(model);
             worker.models.push(Arc::clone(&model));
             let shared = Arc::clone(&worker.shared);
             let (started, has_started) = mpsc::channel();
             let run = move || replica::run(index, &model, options, &shared, &started);
-            thread::Builder::new().name(format!("model {index}")).spawn(run)?;
+            let thread = thread::Builder::new().name(format!("model {index}")).spawn(run)?;
+            worker.threads.push(thread);
             match has_started.recv() {
                 Ok(None) => {}
                 Ok(Some(error)) => return Err(io::Error::other(error)),
@@ -364,6 +379,27 @@ impl Worker {
             }
         }
         Ok(worker)
+    }
+
+    /// Ends the threads, after the jobs that run, and frees the models' memory on their devices.
+    pub fn end(mut self) {
+        self.close();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join(); // a panic has been reported
+        }
+        let devices: Vec<Device> = self.models.iter().flat_map(|model| model.devices().cloned()).collect();
+        self.models.clear();
+        for device in &devices {
+            if let Device::Cuda(cuda) = device {
+                // a fault is reported by whoever uses the device next
+                let _ = device.synchronize().and_then(|()| memory::pool(cuda)?.trim());
+            }
+        }
+    }
+
+    fn close(&self) {
+        self.shared.state().closed = true;
+        self.shared.changed.notify_all();
     }
 
     /// The model, for uses that need no computing thread: its configuration and its processor.
@@ -483,6 +519,7 @@ impl Worker {
                 running,
                 waiting: queued + replica.taken - running,
                 lost: replica.lost.clone(),
+                model: None,
                 batch: replica.batch,
             }
         });
@@ -492,7 +529,6 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.shared.state().closed = true;
-        self.shared.changed.notify_all();
+        self.close();
     }
 }

@@ -1,10 +1,16 @@
 //! Adapters of PEFT's files: merged into plain matrices as they are loaded, and beside quantised ones.
 
+use crate::common;
 use crate::common::process::in_own_process;
-use pascaline::{DType, Device, Result, Tensor};
-use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
+use pascaline::{DType, Device, Error, Result, Tensor};
+use qwen3_vl::batch::{Batch, BatchOptions, Event, KeyedPrompt};
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::sampling::Sampler;
+use qwen3_vl::{Checkpoint, LanguageModel, LoadOptions, Options, Prompt, Qwen3Vl, Visual};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 /// An adapter of rank 1 whose A and B are ones, so that alpha is added to every weight.
@@ -80,4 +86,107 @@ fn an_adapter_of_another_model_is_refused() {
         let error = open().unwrap_err().to_string();
         assert!(error.contains(part), "{text}: {error}");
     }
+}
+
+const TINY: &str = "tests/fixtures/qwen3-vl/tiny";
+/// The adapters that requests choose among, each of one matrix: of the decoder, of its stacked projections, and of the tower.
+const NAMED: [(&str, &str, f32); 3] = [
+    ("down", "model.language_model.layers.1.mlp.down_proj", 1.0),
+    ("query", "model.language_model.layers.0.self_attn.q_proj", 2.0),
+    ("tower", "model.visual.merger.linear_fc2", 4.0),
+];
+
+fn answer(model: &LanguageModel, prompt: &Prompt, options: &Options) -> Vec<u32> {
+    let go_on = |_: &str| ControlFlow::Continue(());
+    model.generate_from(&mut model.session().unwrap(), prompt, options, go_on).unwrap().ids
+}
+
+/// Requests at once, of which each names an adapter or none, are answered as by a model with this adapter alone.
+fn check_named(path: &str, device: &Device, named: &[(&str, &str, f32)], visuals: &[Visual], tokens: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Checkpoint::open(path, None).unwrap();
+    let options = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(device) };
+    let load =
+        |checkpoint: &Checkpoint| Qwen3Vl::load_checkpoint(checkpoint, device, options, |_| {}).unwrap();
+    let tensors: BTreeMap<_, _> = open().config().unwrap().tensors().into_iter().collect();
+    let folders = named.iter().map(|&(name, module, alpha)| {
+        let shape = [0, 1].map(|at| tensors[&format!("{module}.weight")][at]);
+        let folder = dir.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        write(&folder, module, shape, alpha);
+        (name, folder)
+    });
+    let folders: Vec<_> = folders.collect();
+    let mut alone = BTreeMap::from([(None, load(&open()))]);
+    for (name, folder) in &folders {
+        alone.insert(Some(*name), load(&open().with_adapter(folder).unwrap()));
+    }
+    let named = folders
+        .iter()
+        .fold(open(), |checkpoint, (name, folder)| checkpoint.with_named_adapter(name, folder).unwrap());
+    let model = load(&named);
+    assert!(model.adapters().eq(named.iter().map(|(name, ..)| *name)));
+
+    let text = "Why is the sky blue, and the grass green, and the sun yellow?";
+    let prompts = [&[][..], visuals]
+        .map(|visuals| model.processor.prepare(&[user_turn(visuals, text)], visuals).unwrap());
+    let options = Options { max_new_tokens: tokens, stop_at_eos: false, ..Options::default() };
+    let cases: Vec<_> =
+        alone.keys().flat_map(|name| prompts.iter().map(move |prompt| (*name, prompt))).collect();
+    let expected: Vec<_> =
+        cases.iter().map(|(name, prompt)| answer(&alone[name], prompt, &options)).collect();
+    for (at, pair) in expected.chunks(2).enumerate().skip(1) {
+        assert_ne!(*pair, expected[..2], "{:?} changes something", cases[2 * at].0);
+    }
+
+    let mut batch = Batch::new(&model, BatchOptions { pages: 400, ..BatchOptions::with_room(0) }).unwrap();
+    for held in [false, true] {
+        let add = |(name, prompt): &(Option<&str>, &Prompt)| {
+            let keyed = KeyedPrompt::new_adapted(&model, (*prompt).clone(), *name, &|| true).unwrap();
+            let sampler = Sampler::new(options.sampling.clone(), &prompt.ids).unwrap();
+            batch.add_keyed(keyed, &options, sampler).unwrap()
+        };
+        let ids: Vec<_> = cases.iter().map(add).collect();
+        let mut found = BTreeMap::new();
+        while !batch.is_idle() {
+            for event in batch.step() {
+                match event {
+                    Event::Token { .. } => {}
+                    Event::Finished { id, output, .. } => _ = found.insert(id, output.ids),
+                    Event::Failed { error, .. } => panic!("{error}"),
+                }
+            }
+        }
+        for ((id, expected), (name, _)) in ids.iter().zip(&expected).zip(&cases) {
+            assert_eq!(found[id], *expected, "{name:?} of {path}, {held}");
+        }
+        assert_eq!(batch.metrics().prefix_hits > 0, held, "an adapter's keys and values are its own");
+    }
+    let unknown = KeyedPrompt::new_adapted(&model, prompts[0].clone(), Some("up"), &|| true);
+    assert!(matches!(unknown, Err(Error::Prompt { .. })));
+}
+
+#[test]
+fn requests_choose_an_adapter_on_the_cpu() {
+    let picture = [Visual::image(&Path::new(TINY).join("cases/small.png")).unwrap()];
+    check_named(TINY, &Device::Cpu, &NAMED, &picture, 6);
+    check_named("tests/fixtures/qwen3-vl-gguf/model-Q8_0.gguf", &Device::Cpu, &NAMED, &picture, 6);
+}
+
+#[test]
+fn requests_choose_an_adapter_on_a_cuda_device() {
+    in_own_process!();
+    check_named(TINY, &common::cuda_device(), &NAMED[..1], &[], 3);
+}
+
+#[test]
+fn adapters_by_name_are_refused_where_they_cannot_share_the_matrices() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), NAMED[0].1, [64, 160], 1.0);
+    let open = || Checkpoint::open(TINY, None).unwrap();
+    let error = |checkpoint: Result<Checkpoint>| checkpoint.unwrap_err().to_string();
+    let twice = open().with_named_adapter("a", dir.path()).unwrap().with_named_adapter("a", dir.path());
+    assert!(error(twice).contains("two adapters"));
+    let merged = open().with_adapter(dir.path()).unwrap().with_named_adapter("a", dir.path());
+    assert!(error(merged).contains("merged"));
 }

@@ -20,7 +20,7 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("driver", 4),       // the table of functions calls the backends, which it serves
     ("virtual-gpu", 11), // modules of several files name their parent
     ("cli", 13),         // bench and its parts, tables and the screen, what fits and the model's options
-    ("server", 22),      // handlers and forms of answers name the application that names them
+    ("server", 16),      // handlers name the application that names them
     ("kernels-gpu", 24), // modules of several files name their parent
     ("host", 74),        // the same; the order of the layers is kept by `layers.rs`
 ];

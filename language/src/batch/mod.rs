@@ -11,7 +11,9 @@
 //!    each step, at least one.
 //! 3. An answer takes a page when it needs one. If there is none, the youngest request is preempted: it gives its pages
 //!    back and waits again, before all others. Its tokens are computed again later; the text that it has produced stays.
-//! 4. An error that concerns one request ends that one. Out of memory is such an error. It ends the youngest prompt of the
+//! 4. A pass is through one network. With adapters that requests choose, the steps take turns: each computes the requests of one
+//!    adapter, or those of none, and those of the next come in the next step.
+//! 5. An error that concerns one request ends that one. Out of memory is such an error. It ends the youngest prompt of the
 //!    pass, or the youngest answer if there is no prompt; the other rows are computed again in the next step.
 //!
 //! An answer's attention gives the same bits whichever other requests run. Matrix products do not, as the kernels for one
@@ -155,6 +157,8 @@ pub struct Batch<'m> {
     images: Images,
     passes: Passes<'m>,
     budget: Budget,
+    /// The network of the last step.
+    turn: usize,
     waiting: VecDeque<Sequence<'m>>,
     /// In order of arrival.
     running: Vec<Sequence<'m>>,
@@ -183,7 +187,9 @@ impl<'m> Batch<'m> {
             pool: model.network.text.pages(options.pages)?,
             pages: Pages::new(options.pages),
             images: Images::new(options.image_bytes),
-            passes: Passes::new(&model.network, options.graph, options.captured_rows()),
+            passes: Passes::new(&model.network, options.graph, options.captured_rows())
+                .with(model.adapted.iter().map(|(_, network)| network)),
+            turn: 0,
             budget: Budget::new(options.prompt_tokens),
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -292,9 +298,14 @@ impl<'m> Batch<'m> {
         if self.lost.is_none() {
             self.make_room();
             let begin = Instant::now();
+            if self.running.is_empty() {
+                self.admit(&mut events);
+            }
+            self.take_turn();
             let (parts, seen) = self.take_prompts(go_on, &mut events);
             let looked = begin.elapsed();
-            let last: Vec<usize> = (0..self.running.len()).filter(|&i| self.running[i].decodes()).collect();
+            let decodes = |&i: &usize| self.has_turn(i) && self.running[i].decodes();
+            let last: Vec<usize> = (0..self.running.len()).filter(decodes).collect();
             if self.lost.is_none() && !(last.is_empty() && parts.is_empty()) {
                 self.pacers.iter_mut().for_each(Pacer::pace);
                 let begin = Instant::now();
@@ -320,6 +331,20 @@ impl<'m> Batch<'m> {
             self.pages = Pages::new(self.options.pages);
         }
         events
+    }
+
+    /// The turn goes to the next network, in a circle, that running requests are answered with.
+    fn take_turn(&mut self) {
+        let count = self.model.adapted.len() + 1;
+        let after = |network: usize| (network + count - self.turn - 1) % count;
+        let next = self.running.iter().map(|sequence| sequence.network).min_by_key(|&network| after(network));
+        self.turn = next.unwrap_or(self.turn);
+        self.passes.through(self.turn);
+    }
+
+    /// Whether running request `i` is one of this step.
+    fn has_turn(&self, i: usize) -> bool {
+        self.running[i].network == self.turn
     }
 
     /// Gives the time of a pass to the budget.
@@ -354,7 +379,9 @@ impl<'m> Batch<'m> {
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
         events: &mut Vec<Event>,
     ) -> (Vec<(usize, usize)>, Option<usize>) {
-        let answers = self.running.iter().filter(|sequence| sequence.decodes()).count();
+        let turn = self.turn;
+        let has_turn = |sequence: &&Sequence| sequence.network == turn;
+        let answers = self.running.iter().filter(has_turn).filter(|sequence| sequence.decodes()).count();
         let mut room = match answers {
             0 => self.model.network.tokens_per_pass(),
             _ => self.budget.tokens(answers, self.without_answer()),
@@ -366,12 +393,13 @@ impl<'m> Batch<'m> {
             if i == self.running.len() && !self.admit(events) {
                 break;
             }
-            let Some(sequence) = self.running.get_mut(i).filter(|sequence| !sequence.decodes()) else {
+            let is_next = |sequence: &&mut Sequence| sequence.network == turn && !sequence.decodes();
+            let Some(sequence) = self.running.get_mut(i).filter(is_next) else {
                 i += 1;
                 continue;
             };
             let count = room.min(sequence.left());
-            match sequence.encode_image(self.model, &mut self.images, count, &mut vision) {
+            match sequence.encode_image(self.passes.chosen(), &mut self.images, count, &mut vision) {
                 Ok(0) => i += 1,
                 Ok(count) => {
                     parts.push((i, count));

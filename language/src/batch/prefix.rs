@@ -36,8 +36,9 @@ fn finish([high, low]: &[impl Hasher; 2]) -> Key {
 }
 
 /// The hash of an image's contents: hundreds of megabytes, if it is large.
-fn digest(patches: &Patches, goes_on: &dyn Fn() -> bool) -> Result<Key> {
+fn digest(patches: &Patches, network: usize, goes_on: &dyn Fn() -> bool) -> Result<Key> {
     let mut hashers = hashers();
+    hashers.iter_mut().for_each(|hasher| network.hash(hasher)); // an adapter may change the tower
     hashers.iter_mut().for_each(|hasher| patches.grid.hash(hasher));
     for values in patches.values.chunks(1 << 20) {
         if !goes_on() {
@@ -48,9 +49,9 @@ fn digest(patches: &Patches, goes_on: &dyn Fn() -> bool) -> Result<Key> {
     Ok(finish(&hashers))
 }
 
-/// The key of the full page of `ids` after those that have `keys`. `runs` are the image tokens among the ids, and `digests`
-/// the images' keys.
-pub(super) fn page_key(keys: &[Key], ids: &[u32], runs: &[ImageRun], digests: &[Key]) -> Key {
+/// The key of the full page of `ids` after those that have `keys`, computed by this network. `runs` are the image tokens among the
+/// ids, and `digests` the images' keys.
+pub(super) fn page_key(keys: &[Key], network: usize, ids: &[u32], runs: &[ImageRun], digests: &[Key]) -> Key {
     let (start, before) = (keys.len() * PAGE, keys.last().copied());
     let tokens = &ids[start..start + PAGE];
     // image tokens all have the same id: the image's hash and the row in it distinguish them
@@ -58,7 +59,7 @@ pub(super) fn page_key(keys: &[Key], ids: &[u32], runs: &[ImageRun], digests: &[
         .into_iter()
         .map(|run| (digests[run.output], run.start, run.len, run.row))
         .collect();
-    let page = (before, tokens, images);
+    let page = (before, network, tokens, images);
     key_of(|mut hasher| page.hash(&mut hasher))
 }
 
@@ -67,6 +68,8 @@ pub(super) fn page_key(keys: &[Key], ids: &[u32], runs: &[ImageRun], digests: &[
 #[derive(Clone)]
 pub struct KeyedPrompt {
     pub(super) prompt: Arc<Prompt>,
+    /// 0 for the model's own, or the number of its adapter, from 1 on.
+    pub(super) network: usize,
     /// The runs of image tokens.
     pub(super) runs: Vec<ImageRun>,
     /// Of the images.
@@ -117,15 +120,36 @@ impl KeyedPrompt {
     /// # Errors
     /// As [`new`](Self::new), and [`Error::Prompt`] when `goes_on` ends it.
     pub fn new_while(model: &LanguageModel, prompt: Prompt, goes_on: &dyn Fn() -> bool) -> Result<Self> {
+        Self::new_adapted(model, prompt, None, goes_on)
+    }
+
+    /// As [`new_while`](Self::new_while), to be answered with the model's adapter of this name.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Prompt`] if the model has no such adapter.
+    pub fn new_adapted(
+        model: &LanguageModel,
+        prompt: Prompt,
+        adapter: Option<&str>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Self> {
+        let network = match adapter {
+            None => 0,
+            Some(name) => {
+                let at = model.adapters().position(|other| other == name);
+                at.map(|at| at + 1)
+                    .ok_or_else(|| Error::Prompt { reason: format!("the model has no adapter {name:?}") })?
+            }
+        };
         let runs = model.prompt_runs(&prompt)?;
-        let digests =
-            prompt.patches.iter().map(|patches| digest(patches, goes_on)).collect::<Result<Vec<_>>>()?;
+        let digests = prompt.patches.iter().map(|patches| digest(patches, network, goes_on));
+        let digests = digests.collect::<Result<Vec<_>>>()?;
         let full = pages_of(prompt.ids.len()).saturating_sub(1);
         let mut keys = Vec::with_capacity(full);
         while keys.len() < full {
-            keys.push(page_key(&keys, &prompt.ids, &runs, &digests));
+            keys.push(page_key(&keys, network, &prompt.ids, &runs, &digests));
         }
-        Ok(Self { prompt: Arc::new(prompt), runs, digests, keys, receive: None })
+        Ok(Self { prompt: Arc::new(prompt), network, runs, digests, keys, receive: None })
     }
 
     /// The prompt.
@@ -167,13 +191,14 @@ mod tests {
     #[test]
     fn keys_tell_beginnings_apart() {
         let ids: Vec<u32> = (0..3 * PAGE as u32).collect();
-        let first = page_key(&[], &ids, &[], &[]);
-        assert_eq!(page_key(&[], &ids[..PAGE], &[], &[]), first, "the tokens after a page do not matter");
-        assert_ne!(page_key(&[], &ids[1..], &[], &[]), first);
-        let second = page_key(&[first], &ids, &[], &[]);
-        assert_ne!(page_key(&[first + 1], &ids, &[], &[]), second, "those before it do");
+        let first = page_key(&[], 0, &ids, &[], &[]);
+        assert_eq!(page_key(&[], 0, &ids[..PAGE], &[], &[]), first, "the tokens after a page do not matter");
+        assert_ne!(page_key(&[], 0, &ids[1..], &[], &[]), first);
+        assert_ne!(page_key(&[], 1, &ids, &[], &[]), first, "another adapter");
+        let second = page_key(&[first], 0, &ids, &[], &[]);
+        assert_ne!(page_key(&[first + 1], 0, &ids, &[], &[]), second, "those before it do");
         let run = |row| [ImageRun { start: PAGE, len: PAGE, output: 0, row }];
-        let with = |row, image| page_key(&[first], &ids, &run(row), &[image]);
+        let with = |row, image| page_key(&[first], 0, &ids, &run(row), &[image]);
         assert_ne!(with(0, 7), second);
         assert_ne!(with(0, 7), with(0, 8), "another image");
         assert_ne!(with(0, 7), with(1, 7), "another part of it");
@@ -190,6 +215,7 @@ mod tests {
         let keys = vec![1, 2, 3];
         let prompt = KeyedPrompt {
             prompt: Arc::new(prompt),
+            network: 0,
             runs: Vec::new(),
             digests: Vec::new(),
             keys,

@@ -6,7 +6,7 @@ use super::prefix::{Key, KeyedPrompt, PromptProgress, ReceiveProgress, page_key}
 
 use crate::media::{VisionOutput, VisionProgress};
 use crate::model::LanguageModel;
-use crate::network::clip;
+use crate::network::{Network, clip};
 use crate::pass::pages_of;
 use crate::processor::Prompt;
 use crate::request::{Accepted, Options, Output, Request, StopReason};
@@ -25,6 +25,8 @@ pub struct RequestId(pub(super) u64);
 pub(super) struct Sequence<'m> {
     pub id: RequestId,
     request: Request<'m>,
+    /// As in [`KeyedPrompt`].
+    pub network: usize,
     /// How many of its tokens are computed: their keys and values are in `pages`.
     pub computed: usize,
     pub pages: Vec<u32>,
@@ -64,10 +66,11 @@ impl<'m> Sequence<'m> {
         sampler: Sampler,
         capacity: usize,
     ) -> Result<Self> {
-        let KeyedPrompt { prompt, runs, digests, keys, receive } = prompt;
+        let KeyedPrompt { prompt, network, runs, digests, keys, receive } = prompt;
         Ok(Self {
             id,
             request: Request::new(model, &prompt, options, sampler, capacity)?,
+            network,
             computed: 0,
             pages: Vec::new(),
             shared: 0,
@@ -124,7 +127,7 @@ impl<'m> Sequence<'m> {
     /// The key of the full page number `page`.
     fn key(&mut self, page: usize) -> Key {
         while self.keys.len() <= page {
-            self.keys.push(page_key(&self.keys, &self.request.ids, &self.runs, &self.digests));
+            self.keys.push(page_key(&self.keys, self.network, &self.request.ids, &self.runs, &self.digests));
         }
         self.keys[page]
     }
@@ -205,7 +208,7 @@ impl<'m> Sequence<'m> {
     /// one image runs through the vision tower in a step, perhaps only some of the blocks.
     pub fn encode_image(
         &mut self,
-        model: &LanguageModel,
+        network: &Network,
         images: &mut Images,
         count: usize,
         vision: &mut VisionWork,
@@ -227,7 +230,7 @@ impl<'m> Sequence<'m> {
                 let before = progress.passed;
                 vision.passed = Some(0);
                 let mut go_on = |_| (vision.go_on)();
-                let output = model.network.encode_image_on(patches, &mut progress, blocks, &mut go_on)?;
+                let output = network.encode_image_on(patches, &mut progress, blocks, &mut go_on)?;
                 vision.passed = Some((progress.passed - before).saturating_mul(of_block));
                 let Some(output) = output else {
                     self.progress = Some((run.output, progress));

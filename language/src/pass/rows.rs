@@ -86,6 +86,8 @@ type Ask<'a> = dyn FnMut(usize, &Tensor) -> Result<()> + 'a;
 
 /// A captured pass.
 struct Captured {
+    /// The number of its network.
+    network: usize,
     shape: Shape,
     /// One for each stage.
     inputs: Vec<Inputs>,
@@ -102,9 +104,11 @@ struct Inputs {
     angles: Tensor,
 }
 
-/// Runs and captures passes through a model.
+/// Runs and captures passes through a model's networks: its own, and those with an adapter. A pass is through one of them.
 pub(crate) struct Passes<'m> {
-    model: &'m Network,
+    networks: Vec<&'m Network>,
+    /// The number of the one that the next pass is through.
+    network: usize,
     /// Angles of text: row p is for position p on all axes.
     known: RopeTables,
     /// Each owns the memory of its activations.
@@ -122,7 +126,33 @@ impl<'m> Passes<'m> {
     pub fn new(model: &'m Network, capture: bool, captured_rows: usize) -> Self {
         let capture = capture && model.text.is_capturable();
         let known = RopeTables { cos: Vec::new(), sin: Vec::new() };
-        Self { model, known, graphs: Vec::new(), captured_rows, capture, clock: 0, is_first: false }
+        let (networks, network) = (vec![model], 0);
+        Self {
+            networks,
+            network,
+            known,
+            graphs: Vec::new(),
+            captured_rows,
+            capture,
+            clock: 0,
+            is_first: false,
+        }
+    }
+
+    /// With further networks of the same sizes on the same devices, numbered from 1 on.
+    pub fn with(mut self, more: impl Iterator<Item = &'m Network>) -> Self {
+        self.networks.extend(more);
+        self
+    }
+
+    /// The next passes are through the network of this number, which must be there.
+    pub fn through(&mut self, network: usize) {
+        self.network = network;
+    }
+
+    /// The network that passes are through.
+    pub fn chosen(&self) -> &'m Network {
+        self.networks[self.network]
     }
 
     /// Whether this many prompt tokens run faster as rows of a captured pass of `last` decoding sequences.
@@ -134,7 +164,7 @@ impl<'m> Passes<'m> {
     pub fn run(&mut self, pool: &mut KvPages, work: &Work) -> Result<BatchLogits> {
         self.is_first = false;
         let logits = self.queue(pool, work, &mut |_, _| Ok(()))?;
-        self.model.text.settle()?;
+        self.chosen().text.settle()?;
         Ok(logits)
     }
 
@@ -147,7 +177,7 @@ impl<'m> Passes<'m> {
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<BatchLogits>> {
         self.is_first = false;
-        let (text, mut queue) = (&self.model.text, Queue::new(LAYERS_QUEUED));
+        let (text, mut queue) = (&self.chosen().text, Queue::new(LAYERS_QUEUED));
         let is_bounded = text.pipeline_depth() == 1;
         let mut ended = false;
         let mut ask = |layer: usize, h: &Tensor| {
@@ -158,17 +188,17 @@ impl<'m> Passes<'m> {
             if ended { Err(interrupted()) } else { Ok(()) }
         };
         let logits = match self.queue(pool, work, &mut ask) {
-            Err(_) if ended => return self.model.text.settle().map(|()| None),
+            Err(_) if ended => return self.chosen().text.settle().map(|()| None),
             logits => logits?,
         };
-        self.model.text.settle()?;
+        self.chosen().text.settle()?;
         Ok(Some(logits))
     }
 
     /// Queues the pass. Prompts are split into micro-batches that keep all devices busy.
     fn queue(&mut self, pool: &mut KvPages, work: &Work, ask: &mut Ask) -> Result<BatchLogits> {
         let rows: usize = work.parts.iter().map(|part| part.rows.len()).sum();
-        let most = self.model.tokens_of_pass(rows);
+        let most = self.chosen().tokens_of_pass(rows);
         if rows <= most {
             return self.queue_at_once(pool, work, ask);
         }
@@ -180,7 +210,7 @@ impl<'m> Passes<'m> {
             }
         }
         match found.len() {
-            0 => none(self.model.device()),
+            0 => none(self.chosen().device()),
             1 => Ok(found.swap_remove(0)),
             _ => {
                 let joined = |of: &dyn Fn(&BatchLogits) -> &Tensor| {
@@ -197,7 +227,7 @@ impl<'m> Passes<'m> {
             let width = work.last.iter().map(|last| last.pages.len()).max().unwrap_or(0);
             let shape = Shape { last: work.last.len(), width };
             let inputs = self.inputs(work, shape)?;
-            return forward(self.model, pool, &inputs, shape, work, ask);
+            return forward(self.chosen(), pool, &inputs, shape, work, ask);
         }
         let pages = work.last.iter().map(|last| last.pages.len()).max().unwrap_or(0);
         let shape = Shape {
@@ -208,13 +238,15 @@ impl<'m> Passes<'m> {
         let clock = self.clock;
         let numbers = self.numbers(work, shape);
         let angles = self.angles(work, shape);
-        if let Some(captured) = self.graphs.iter_mut().find(|captured| captured.shape == shape) {
+        let (model, network) = (self.chosen(), self.network);
+        let is_it = |captured: &&mut Captured| captured.network == network && captured.shape == shape;
+        if let Some(captured) = self.graphs.iter_mut().find(is_it) {
             for inputs in &mut captured.inputs {
                 inputs.numbers.view_mut()?.write(&numbers)?;
                 inputs.angles.view_mut()?.write(&angles)?;
             }
             captured.used = clock;
-            return captured.relay.launch(&self.model.text).cloned();
+            return captured.relay.launch(&model.text).cloned();
         }
         let rows = |graphs: &[Captured]| graphs.iter().map(|captured| captured.shape.last).sum::<usize>();
         while rows(&self.graphs) + shape.last > self.captured_rows
@@ -225,20 +257,27 @@ impl<'m> Passes<'m> {
         self.is_first = true;
         let inputs = self.inputs(work, shape)?;
         let none = Work::default();
-        let text = &self.model.text;
+        let text = &model.text;
         let mut relay = if text.pipeline_depth() == 1 {
             Relay::capture_at_once(text, || {
-                forward(self.model, pool, &inputs, shape, &none, &mut |_, _| Ok(()))
+                forward(self.chosen(), pool, &inputs, shape, &none, &mut |_, _| Ok(()))
             })?
         } else {
             let stage = |stage: usize, input: Option<&Tensor>| {
-                stage_of(self.model, pool, &view(&inputs[stage], shape, &none)?, stage, input.cloned(), &none)
+                stage_of(
+                    self.chosen(),
+                    pool,
+                    &view(&inputs[stage], shape, &none)?,
+                    stage,
+                    input.cloned(),
+                    &none,
+                )
             };
             let end = |hidden: &Tensor| BatchLogits::new(text.logits_at_home(hidden)?);
             Relay::capture(text, shape.last, stage, end)?
         };
         let logits = relay.launch(text)?.clone();
-        self.graphs.push(Captured { shape, inputs, relay, used: clock });
+        self.graphs.push(Captured { network, shape, inputs, relay, used: clock });
         Ok(logits)
     }
 
@@ -250,14 +289,14 @@ impl<'m> Passes<'m> {
     /// The inputs for each stage.
     fn inputs(&mut self, work: &Work, shape: Shape) -> Result<Vec<Inputs>> {
         let (numbers, angles) = (self.numbers(work, shape), self.angles(work, shape));
-        let half = self.model.config.text.head_dim / 2;
+        let half = self.chosen().config.text.head_dim / 2;
         let on = |device: &Device| {
             Ok(Inputs {
                 numbers: Tensor::from_slice(&numbers, [numbers.len()], device)?,
                 angles: Tensor::from_slice(&angles, [2, angles.len() / (2 * half), half], device)?,
             })
         };
-        self.model.devices().map(on).collect()
+        self.chosen().devices().map(on).collect()
     }
 
     /// The contents of [`Inputs::numbers`]. Sequences of the shape beyond those of the work are empty.
@@ -286,7 +325,7 @@ impl<'m> Passes<'m> {
 
     /// The contents of [`Inputs::angles`].
     fn angles(&mut self, work: &Work, shape: Shape) -> Vec<f32> {
-        let text = &self.model.config.text;
+        let text = &self.chosen().config.text;
         let half = text.head_dim / 2;
         let padding = shape.last - work.last.len();
         let last = work.last.iter().map(|last| last.row.position);

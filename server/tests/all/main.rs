@@ -10,6 +10,7 @@ mod device_lost;
 mod hostile;
 mod interfaces;
 mod media;
+mod models;
 mod out_of_memory;
 mod panics;
 mod replicas;

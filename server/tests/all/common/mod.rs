@@ -8,13 +8,12 @@ pub mod process;
 
 use pascaline::Device;
 use pascaline_server::worker::Worker;
-use pascaline_server::{Config, End, Limits, Stop, run};
+use pascaline_server::{Config, End, Limits, Served, Stop, run};
 use qwen3_vl::{ControlTokens, LanguageModel, LoadOptions, Options, Qwen3Vl};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -40,6 +39,7 @@ pub fn config() -> Config {
         limits: Limits { time: PATIENCE, ..Limits::for_context(4096) },
         control_tokens: ControlTokens::AsText,
         api_key: None,
+        adapters: Vec::new(),
         cors_origins: Vec::new(),
         allowed_hosts: Vec::new(),
         grace: PATIENCE,
@@ -62,12 +62,12 @@ impl Server {
         Self::start_with(Worker::start(model, queue).expect("a thread"), config)
     }
 
-    pub fn start_with(worker: impl Into<Arc<Worker>>, config: Config) -> Self {
+    pub fn start_with(served: impl Into<Served>, config: Config) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("its address");
         let (stop, stopped) = unbounded_channel();
-        let worker = worker.into();
-        let serve = move || run(listener, worker, config, Stop::Messages(stopped)).expect("it runs");
+        let served = served.into();
+        let serve = move || run(listener, served, config, Stop::Messages(stopped)).expect("it runs");
         Self { address, stop, thread: Some(thread::spawn(serve)) }
     }
 
