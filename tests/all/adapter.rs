@@ -121,10 +121,10 @@ fn check_named(path: &str, device: &Device, named: &[(&str, &str, f32)], visuals
     for (name, folder) in &folders {
         alone.insert(Some(*name), load(&open().with_adapter(folder).unwrap()));
     }
-    let named = folders
+    let checkpoint = folders
         .iter()
         .fold(open(), |checkpoint, (name, folder)| checkpoint.with_named_adapter(name, folder).unwrap());
-    let model = load(&named);
+    let model = load(&checkpoint);
     assert!(model.adapters().eq(named.iter().map(|(name, ..)| *name)));
 
     let text = "Why is the sky blue, and the grass green, and the sun yellow?";
