@@ -18,8 +18,8 @@
 
 use crate::device::math::rsqrt;
 use crate::device::{Element, F16};
-use crate::kv::stored::each_pair;
-use crate::kv::{PAIRS, Storage, Stored, for_each_storage};
+use crate::kv::stored::{PAIRS, Row, each_pair};
+use crate::kv::{Storage, Stored, for_each_storage};
 use core::ptr::null_mut;
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
@@ -120,10 +120,16 @@ unsafe fn append<T: Element, S: Stored, const EACH: bool>(p: Append<T>) {
         }
         if to_cache {
             let kv_head = head - p.heads - if is_value { p.kv_heads } else { 0 };
-            let cache = if is_value { (p.v, p.v_scales) } else { (p.k, p.k_scales) };
-            S::store(cache, p.exponent_bits, slot * p.kv_heads + kv_head, p.half, low, high);
+            let (values, scales) = if is_value { (p.v, p.v_scales) } else { (p.k, p.k_scales) };
+            let row = slot * p.kv_heads + kv_head;
+            S::store(Row { values, scales, exponent_bits: p.exponent_bits, row, half: p.half }, low, high);
         } else {
-            <*const T>::store((q.cast(), null_mut()), 0, row * p.heads + head, p.half, low, high);
+            let (values, row) = (q.cast(), row * p.heads + head);
+            <*const T>::store(
+                Row { values, scales: null_mut(), exponent_bits: 0, row, half: p.half },
+                low,
+                high,
+            );
         }
     }
 }

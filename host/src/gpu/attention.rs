@@ -195,8 +195,9 @@ fn launch_attention<Q: DeviceElement>(
             d: padded(problem.head_dim),
         };
         // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides, spans below
-        // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and values are as their format says. `partial` has a
-        // record for each block of more than one part, which the first launch writes; it is freed after the launches.
+        // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and values are as their format
+        // says. `partial` has a record for each block of more than one part, which the first launch writes; it is freed after
+        // the launches.
         unsafe {
             device.launch(spec, [heads, rows, 1 << parts_log2], &parameters)?;
             return if parts_log2 > 0 {
@@ -241,8 +242,9 @@ fn launch_attention<Q: DeviceElement>(
     };
     let grid = [splits as u32, kv_heads as u32, groups as u32];
     // SAFETY: the caller has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and that all
-    // tensors are on this stream; a TensorMut overlaps nothing, and keys and values are as their format says. `past` is one number. `partial` has a record for each row and split and is freed after the launch.
-    // `split` gives no more groups of blocks than the stream has counters.
+    // tensors are on this stream; a TensorMut overlaps nothing, and keys and values are as their format says. `past` is one
+    // number. `partial` has a record for each row and split and is freed after the launch. `split` gives no more groups of
+    // blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 

@@ -105,9 +105,9 @@ fn launch_each(
     let grid = [in_grid, problem.batch as u32 * num_kv_heads, groups];
     // SAFETY: `ops::paged_attention_each_into` has checked types, shapes, the alignment of first elements and strides, spans
     // below 2³¹, that the pool has a row and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and
-    // values are as their format says. `partial` has a record for each row and split of the grid and is freed after the launch. A sequence
-    // has no more splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or more. `each`
-    // launches no more groups of blocks than the stream has counters.
+    // values are as their format says. `partial` has a record for each row and split of the grid and is freed after the
+    // launch. A sequence has no more splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or
+    // more. `each` launches no more groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 

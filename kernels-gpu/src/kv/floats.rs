@@ -1,6 +1,6 @@
 //! Keys and values one by one: pointers to elements, and codes of a 16-bit float.
 
-use super::stored::{PAIRS, Stored, each_pair};
+use super::stored::{PAIRS, Row, Stored, each_pair};
 use crate::device::element::load_4_words;
 use crate::device::{Element, F16};
 use crate::float16::{Decoder, encode};
@@ -42,14 +42,7 @@ impl<T: Element> Stored for *const T {
         [a, b, c, d, e, f, g, h]
     }
 
-    unsafe fn store(
-        (values, _): (*mut u8, *mut F16),
-        _: u32,
-        row: u32,
-        half: u32,
-        low: [f32; PAIRS],
-        high: [f32; PAIRS],
-    ) {
+    unsafe fn store(Row { values, row, half, .. }: Row, low: [f32; PAIRS], high: [f32; PAIRS]) {
         each_pair!(half, P, i => {
             // SAFETY: columns of the row.
             unsafe {
@@ -99,10 +92,7 @@ impl Stored for Coded {
     }
 
     unsafe fn store(
-        (codes, _): (*mut u8, *mut F16),
-        exponent_bits: u32,
-        row: u32,
-        half: u32,
+        Row { values: codes, exponent_bits, row, half, .. }: Row,
         low: [f32; PAIRS],
         high: [f32; PAIRS],
     ) {

@@ -14,7 +14,7 @@ pub mod stored;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use stored::HostBlocks;
-pub use stored::{PAIRS, Stored};
+pub use stored::Stored;
 
 /// The table of formats of blocks: calls a macro with the lines. A line has the variant of the host's `KvFormat`, which is also that of
 /// [`Format`](crate::quant::Format) and the type in the file; the file; and the name in kernels.

@@ -1,6 +1,6 @@
 //! Q8_0: quants i8 \[w\], scales f16 \[w/32\] of a row, w = d padded to 32; a value is scale · quant.
 
-use super::stored::{PAIRS, Stored, each_pair};
+use super::stored::{PAIRS, Row, Stored, each_pair};
 use crate::device::element::{load_half, load_word};
 use crate::device::int8::load_pair;
 use crate::device::{Element, F16};
@@ -62,10 +62,7 @@ impl Stored for Q8_0 {
 
     /// Block by block: a block's columns may be in either half, or in both. So appending a token changes no other token's scale.
     unsafe fn store(
-        (quants, scales): (*mut u8, *mut F16),
-        _: u32,
-        row: u32,
-        half: u32,
+        Row { values: quants, scales, row, half, .. }: Row,
         low: [f32; PAIRS],
         high: [f32; PAIRS],
     ) {

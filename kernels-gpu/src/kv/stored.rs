@@ -32,18 +32,23 @@ pub trait Stored: Copy {
     /// Converts the result of [`load8_words`](Self::load8_words).
     fn values8(self, words: [[u32; 4]; 2]) -> [f32; 8];
 
-    /// Writes row `row` of 2·half columns to values and scales, as [`of`](Self::of) has them; the lane has some pairs of it.
+    /// Writes a row; the lane has some pairs of it.
     ///
     /// # Safety
-    /// The row is inside; all 32 lanes call it together.
-    unsafe fn store(
-        to: (*mut u8, *mut F16),
-        exponent_bits: u32,
-        row: u32,
-        half: u32,
-        low: [f32; PAIRS],
-        high: [f32; PAIRS],
-    );
+    /// The row is inside the tensor; all 32 lanes call it together.
+    unsafe fn store(row: Row, low: [f32; PAIRS], high: [f32; PAIRS]);
+}
+
+/// A row of 2·half columns for writing.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// The tensor, as [`Stored::of`] has it.
+    pub values: *mut u8,
+    pub scales: *mut F16,
+    pub exponent_bits: u32,
+    /// Its number.
+    pub row: u32,
+    pub half: u32,
 }
 
 /// Pairs of columns, half a row apart, that a lane has of a row that is written.
