@@ -1,21 +1,68 @@
 //! Keys and values in the formats that attention reads.
 
+use crate::quant::{self, Format};
 use crate::{DType, Device, Error, MAX_ELEMENTS, Result, Tensor, TensorMut, float16::EXPONENT_BITS};
+use kernels_gpu::kv::{HostBlocks, Storage};
 use kernels_gpu::quant::blocks::BLOCK;
 use std::fmt;
 use std::str::FromStr;
 
-/// The format in which keys and values are stored. Arithmetic on them is f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvFormat {
-    /// Single precision, as computed.
-    F32,
-    /// A 16-bit float with this many exponent bits (2 to 8). Values beyond the largest number become the largest, except in
-    /// IEEE half precision, [`F16`](Self::F16), where they become infinite.
-    Float16(u32),
-    /// 8-bit quants with an f16 scale for every 32 columns of a head: 8.5 bits a value.
-    Q8_0,
+macro_rules! formats {
+    ($($(#[$about:meta])* $format:ident $file:ident $name:literal;)*) => {
+        /// The format in which keys and values are stored. Arithmetic on them is f32.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum KvFormat {
+            /// Single precision, as computed.
+            F32,
+            /// A 16-bit float with this many exponent bits (2 to 8). Values beyond the largest number become the largest, except in
+            /// IEEE half precision, [`F16`](Self::F16), where they become infinite.
+            Float16(u32),
+            $($(#[$about])* $format,)*
+        }
+
+        impl KvFormat {
+            /// Every format.
+            pub const ALL: [Self; 8 + [$($name),*].len()] = [
+                Self::F32,
+                Self::Float16(2),
+                Self::Float16(3),
+                Self::Float16(4),
+                Self::F16,
+                Self::Float16(6),
+                Self::Float16(7),
+                Self::BF16,
+                $(Self::$format,)*
+            ];
+
+            /// The format of weights with the same blocks, for formats of blocks.
+            pub const fn blocks(self) -> Option<Format> {
+                match self {
+                    Self::F32 | Self::Float16(_) => None,
+                    $(Self::$format => Some(Format::$format),)*
+                }
+            }
+
+            /// A value's error in a format of blocks, at most, relative to the largest of its block.
+            pub const fn block_error(self) -> Option<f64> {
+                match self {
+                    Self::F32 | Self::Float16(_) => None,
+                    $(Self::$format => Some(kernels_gpu::kv::$file::$format::LARGEST_ERROR),)*
+                }
+            }
+
+            /// How kernels store it.
+            pub(crate) const fn storage(self) -> Storage {
+                match self {
+                    Self::F32 => Storage::F32,
+                    Self::F16 => Storage::F16,
+                    Self::Float16(_) => Storage::Coded,
+                    $(Self::$format => Storage::$format,)*
+                }
+            }
+        }
+    };
 }
+kernels_gpu::for_each_kv_format!(formats);
 
 impl KvFormat {
     /// IEEE half precision.
@@ -23,34 +70,54 @@ impl KvFormat {
     /// bfloat16.
     pub const BF16: Self = Self::Float16(8);
 
-    /// Every format.
-    pub const ALL: [Self; 9] = [
-        Self::F32,
-        Self::Float16(2),
-        Self::Float16(3),
-        Self::Float16(4),
-        Self::F16,
-        Self::Float16(6),
-        Self::Float16(7),
-        Self::BF16,
-        Self::Q8_0,
-    ];
-
-    /// The name for [`from_str`](Self::from_str) and the command line: `f32`, `f16`, `bf16`, `q8_0`, or `e2` to `e7` for the
-    /// 16-bit floats without a common name.
+    /// The name for [`from_str`](Self::from_str) and the command line: `f32`, `f16`, `bf16`, that of the format of weights, or `e2` to
+    /// `e7` for the 16-bit floats without a common name.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Float16(2) => "e2",
-            Self::Float16(3) => "e3",
-            Self::Float16(4) => "e4",
-            Self::Float16(5) => "f16",
-            Self::Float16(6) => "e6",
-            Self::Float16(7) => "e7",
-            Self::Float16(8) => "bf16",
-            Self::Float16(_) => "no format",
-            Self::Q8_0 => "q8_0",
+        match (self, self.blocks()) {
+            (Self::Float16(2), _) => "e2",
+            (Self::Float16(3), _) => "e3",
+            (Self::Float16(4), _) => "e4",
+            (Self::Float16(5), _) => "f16",
+            (Self::Float16(6), _) => "e6",
+            (Self::Float16(7), _) => "e7",
+            (Self::Float16(8), _) => "bf16",
+            (Self::Float16(_), _) => "no format",
+            (_, Some(blocks)) => quant::name(blocks),
+            (_, None) => "f32",
         }
+    }
+
+    /// Bits of a value, not counting scales.
+    const fn value_bits(self) -> usize {
+        match (self, self.blocks()) {
+            (_, Some(blocks)) => quant::bits(blocks),
+            (Self::F32, None) => 32,
+            (_, None) => 16,
+        }
+    }
+
+    /// Bits of a value in memory, with its part of a scale.
+    pub fn stored_bits(self) -> f64 {
+        self.blocks().map_or(self.value_bits() as f64, |blocks| blocks.descriptor().stored_bits())
+    }
+
+    /// The relative error on normal values (root mean square), at most.
+    pub fn error(self) -> f64 {
+        match (self, self.blocks()) {
+            (_, Some(blocks)) => quant::error(blocks),
+            (Self::Float16(bits), None) => 0.5f64.powi(16 - bits as i32), // half a unit in the last place
+            (_, None) => 0.0,
+        }
+    }
+
+    /// The exponent bits of a 16-bit float, else 0.
+    pub(crate) const fn exponent_bits(self) -> u32 {
+        if let Self::Float16(bits) = self { bits } else { 0 }
+    }
+
+    /// Columns of a row of `dim` in memory, with padding to whole blocks.
+    const fn width(self, dim: usize) -> usize {
+        if self.blocks().is_some() { dim.next_multiple_of(BLOCK) } else { dim }
     }
 
     /// Rejects numbers of exponent bits without a format; the error names an op and its argument.
@@ -114,9 +181,9 @@ pub struct KvTensor {
 #[derive(Clone, Copy)]
 pub(crate) struct KvView<'a> {
     pub format: KvFormat,
-    /// f32 or f16; for other 16-bit floats the codes as f16 with the same bits; for Q8_0 four quants per u32.
+    /// f32 or f16; for other 16-bit floats the codes as f16 with the same bits; for blocks their quants as words.
     pub values: &'a Tensor,
-    /// The scales of Q8_0's blocks.
+    /// The scales of blocks.
     pub scales: Option<&'a Tensor>,
 }
 
@@ -135,14 +202,6 @@ pub struct KvMut<'a> {
     pub(crate) dims: [usize; 3],
     pub(crate) values: TensorMut<'a>,
     pub(crate) scales: Option<TensorMut<'a>>,
-}
-
-/// Columns of a row in memory, with padding.
-const fn width(format: KvFormat, dim: usize) -> usize {
-    match format {
-        KvFormat::Q8_0 => dim.next_multiple_of(BLOCK),
-        _ => dim,
-    }
 }
 
 impl KvTensor {
@@ -164,32 +223,27 @@ impl KvTensor {
         if dim > MAX_ELEMENTS - BLOCK || !none && elements > limit {
             return Err(Error::TooLarge { op: OP, argument: "dims", elements, limit });
         }
-        let width = width(format, dim);
-        let (values, scales) = match format {
-            KvFormat::F32 => (Tensor::uninitialized(dims, DType::F32, device)?, None),
-            KvFormat::Float16(_) => (Tensor::uninitialized(dims, DType::F16, device)?, None),
-            KvFormat::Q8_0 => {
-                let shape = [tokens, heads, width / 4];
-                // padding is copied with the other columns, so it must be initialised
-                let quants = match width == dim {
-                    true => Tensor::uninitialized(shape, DType::U32, device)?,
-                    false => Tensor::zeros(shape, DType::U32, device)?,
-                };
-                let scales = Tensor::uninitialized([tokens, heads, width / BLOCK], DType::F16, device)?;
-                (quants, Some(scales))
-            }
+        let (width, dtype) = match format {
+            KvFormat::F32 => (dim, DType::F32),
+            KvFormat::Float16(_) => (dim, DType::F16),
+            _ => (format.width(dim), DType::U32),
         };
+        let shape = [tokens, heads, width * format.value_bits() / (8 * dtype.size())];
+        // padding is copied with the other columns, so it must be initialised
+        let values = match width == dim {
+            true => Tensor::uninitialized(shape, dtype, device)?,
+            false => Tensor::zeros(shape, dtype, device)?,
+        };
+        let scales = || Tensor::uninitialized([tokens, heads, width / BLOCK], DType::F16, device);
+        let scales = format.blocks().map(|_| scales()).transpose()?;
         Ok(Self { format, dims, values, scales })
     }
 
     /// The size in bytes of each allocation for keys or values of these dimensions.
     pub fn part_bytes(format: KvFormat, [tokens, heads, dim]: [usize; 3]) -> Vec<usize> {
-        let (rows, width) = (tokens * heads, width(format, dim));
-        match format {
-            KvFormat::F32 => vec![rows * width * 4],
-            KvFormat::Float16(_) => vec![rows * width * 2],
-            KvFormat::Q8_0 => vec![rows * width, rows * (width / BLOCK) * 2],
-        }
+        let values = tokens * heads * format.width(dim);
+        let scales = format.blocks().map(|_| values / BLOCK * 2);
+        [values / 8 * format.value_bits()].into_iter().chain(scales).collect()
     }
 
     /// The format of its values.
@@ -221,7 +275,7 @@ impl KvTensor {
     }
 
     /// The tensors that hold it. f32 or f16 [tokens, heads, dim]; the codes of another 16-bit float are f16 with the same
-    /// bits. For [`KvFormat::Q8_0`], u32 words of four quants, with rows padded to whole blocks of 32, and the blocks' f16
+    /// bits. For [`blocks`](KvFormat::blocks), u32 words of quants, with rows padded to whole blocks of 32, and the blocks' f16
     /// scales.
     pub fn parts(&self) -> (&Tensor, Option<&Tensor>) {
         (&self.values, self.scales.as_ref())
@@ -233,7 +287,7 @@ impl KvTensor {
 
     /// Columns of a row in memory, with padding.
     pub(crate) fn width(&self) -> usize {
-        width(self.format, self.dims[2])
+        self.format.width(self.dims[2])
     }
 }
 

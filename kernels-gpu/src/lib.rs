@@ -23,6 +23,7 @@ pub mod embedding_backward;
 pub mod empty;
 pub mod experts;
 pub mod float16;
+pub mod kv;
 pub mod layer_norm;
 pub mod matmul;
 pub mod norm_backward;
@@ -46,10 +47,13 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     activate_backward::KERNELS,
     adamw8bit::KERNELS,
     attention::backward::KERNELS,
-    attention::decode::KERNELS,
+    attention::decode::of_f16::KERNELS,
+    attention::decode::of_f32::KERNELS,
     attention::paged::decode::KERNELS,
     attention::paged::prefill::KERNELS,
-    attention::prefill::KERNELS,
+    attention::prefill::MERGE,
+    attention::prefill::of_f16::KERNELS,
+    attention::prefill::of_f32::KERNELS,
     attention::sparse::backward::KERNELS,
     attention::sparse::block_mean::KERNELS,
     attention::sparse::decode::KERNELS,
@@ -92,7 +96,8 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     reduce::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,
-    rope_append::KERNELS,
+    rope_append::of_f16::KERNELS,
+    rope_append::of_f32::KERNELS,
     softmax::KERNELS,
     softmax_backward::KERNELS,
     transpose::KERNELS,

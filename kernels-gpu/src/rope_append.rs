@@ -14,39 +14,36 @@
 //! | rope_append_‹t›_‹kv› | 1 warp, in registers          | one sequence       |
 //! | rope_append_each_‹t›_‹kv› | the same                 | rows of several    |
 //!
-//! ‹kv› is the cache's format, as [`stored`](crate::device::stored) has them: f16, coded (values beyond the largest number
-//! become that), q8_0 (a block is 32 columns of a head, so that appending a token changes no other token's scale).
+//! ‹kv› is the cache's format, as [`kv`](crate::kv) has them, which also writes a row.
 
 use crate::device::math::rsqrt;
 use crate::device::{Element, F16};
-use crate::float16::encode;
-use crate::quant::blocks::{BLOCK as QUANTS, Half, abs_bits, inverse, quant_i8, scale_i8, stored_scale};
-use cuda_std::KernelInfo;
+use crate::kv::stored::{PAIRS, Row, each_pair};
+use crate::kv::{Storage, Stored, for_each_storage};
+use core::ptr::null_mut;
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Heads that a block handles, each by a warp.
 pub const HEADS_PER_BLOCK: u32 = 4;
 const BLOCK: u32 = HEADS_PER_BLOCK * 32;
-/// Pairs that a lane has.
-const PAIRS: usize = 4;
 /// The largest dim.
 pub const MAX_DIM: u32 = 2 * 32 * PAIRS as u32;
 
-/// The parameters of the kernels. T is the type of the projection, KV that of the cache's values and S that of its scales,
-/// which only Q8_0 has.
+/// The parameters of the kernels. T is the type of the projection; the cache is [`Stored`] as the kernel's name says.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Append<T, KV, S> {
+pub struct Append<T> {
     /// [rows, heads, dim]
     pub q: *mut T,
     /// [capacity, kv_heads, dim]; rows of blocks are padded to whole ones
-    pub k: *mut KV,
+    pub k: *mut u8,
     /// As k.
-    pub v: *mut KV,
+    pub v: *mut u8,
     /// [capacity, kv_heads, ceil(dim / 32)] for blocks, else null
-    pub k_scales: *mut S,
+    pub k_scales: *mut F16,
     /// As k_scales.
-    pub v_scales: *mut S,
+    pub v_scales: *mut F16,
     /// [rows, heads + 2 · kv_heads, dim]
     pub qkv: *const T,
     /// [angles, half]
@@ -73,109 +70,10 @@ pub struct Append<T, KV, S> {
     pub exponent_bits: u32,
 }
 
-/// Repeats a statement for the pairs of a lane that exist: number `$p`, elements `$i` and `$i` + half.
-macro_rules! each_pair {
-    ($half:expr, $p:ident, $i:ident => $body:expr) => {
-        each_pair!(@ $half, $p, $i, $body; 0 1 2 3)
-    };
-    (@ $half:expr, $p:ident, $i:ident, $body:expr; $($number:literal)*) => {$({
-        const $p: usize = $number;
-        let $i = $number * 32 + warp::lane_id();
-        if $i < $half {
-            $body
-        }
-    })*};
-}
-
-/// A cache's keys or values for writing, in its format.
-trait Cache: Copy {
-    /// Writes row `row` of 2·half columns; the lane has some pairs of it.
-    ///
-    /// # Safety
-    /// The row is inside the cache; all 32 lanes call it together.
-    unsafe fn store(self, row: u32, half: u32, low: [f32; PAIRS], high: [f32; PAIRS]);
-}
-
-impl<T: Element> Cache for *mut T {
-    #[inline(always)]
-    unsafe fn store(self, row: u32, half: u32, low: [f32; PAIRS], high: [f32; PAIRS]) {
-        each_pair!(half, P, i => {
-            // SAFETY: columns of the row.
-            unsafe {
-                let at = self.add((row * 2 * half + i) as usize);
-                *at = T::from_f32(low[P]);
-                *at.add(half as usize) = T::from_f32(high[P]);
-            }
-        });
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Coded {
-    codes: *mut u16,
-    exponent_bits: u32,
-}
-
-impl Cache for Coded {
-    #[inline(always)]
-    unsafe fn store(self, row: u32, half: u32, low: [f32; PAIRS], high: [f32; PAIRS]) {
-        each_pair!(half, P, i => {
-            // SAFETY: columns of the row.
-            unsafe {
-                let at = self.codes.add((row * 2 * half + i) as usize);
-                *at = encode(low[P], self.exponent_bits, true);
-                *at.add(half as usize) = encode(high[P], self.exponent_bits, true);
-            }
-        });
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Q8Blocks {
-    quants: *mut u8,
-    scales: *mut Half,
-}
-
-impl Cache for Q8Blocks {
-    /// Block by block: a block's columns may be in either half, or in both.
-    #[inline(always)]
-    unsafe fn store(self, row: u32, half: u32, low: [f32; PAIRS], high: [f32; PAIRS]) {
-        const WIDTH: u32 = QUANTS as u32;
-        let blocks = (2 * half).div_ceil(WIDTH);
-        let mut block = 0;
-        while block < blocks {
-            let is_in = |column: u32| column / WIDTH == block;
-            let mut largest = 0;
-            each_pair!(half, P, i => {
-                largest = if is_in(i) { largest.max(abs_bits(low[P])) } else { largest };
-                largest = if is_in(i + half) { largest.max(abs_bits(high[P])) } else { largest };
-            });
-            let number = row * blocks + block;
-            // SAFETY: all lanes are here; columns of the row's block.
-            unsafe {
-                let scale = scale_i8(f32::from_bits(Max.over::<32>(largest)));
-                let (inverse, quants) = (inverse(scale), self.quants.add((number * WIDTH) as usize));
-                each_pair!(half, P, i => {
-                    if is_in(i) {
-                        *quants.add((i % WIDTH) as usize) = quant_i8(low[P], inverse) as u8;
-                    }
-                    if is_in(i + half) {
-                        *quants.add(((i + half) % WIDTH) as usize) = quant_i8(high[P], inverse) as u8;
-                    }
-                });
-                if warp::lane_id() == 0 {
-                    *self.scales.add(number as usize) = stored_scale(scale);
-                }
-            }
-            block += 1;
-        }
-    }
-}
-
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn append<T: Element, KV, S, C: Cache, const EACH: bool>(p: Append<T, KV, S>, [k, v]: [C; 2]) {
+unsafe fn append<T: Element, S: Stored, const EACH: bool>(p: Append<T>) {
     let Append { q, qkv, cos, sin, q_weight, k_weight, at, eps, .. } = p;
     let (row, dim) = (thread::block_idx_x(), 2 * p.half);
     let head = thread::block_idx_y() * HEADS_PER_BLOCK + thread::thread_idx_x() / 32;
@@ -222,50 +120,59 @@ unsafe fn append<T: Element, KV, S, C: Cache, const EACH: bool>(p: Append<T, KV,
         }
         if to_cache {
             let kv_head = head - p.heads - if is_value { p.kv_heads } else { 0 };
-            let cache = if is_value { v } else { k };
-            cache.store(slot * p.kv_heads + kv_head, p.half, low, high);
+            let (values, scales) = if is_value { (p.v, p.v_scales) } else { (p.k, p.k_scales) };
+            let row = slot * p.kv_heads + kv_head;
+            S::store(Row { values, scales, exponent_bits: p.exponent_bits, row, half: p.half }, low, high);
         } else {
-            q.store(row * p.heads + head, p.half, low, high);
+            let (values, row) = (q.cast(), row * p.heads + head);
+            <*const T>::store(
+                Row { values, scales: null_mut(), exponent_bits: 0, row, half: p.half },
+                low,
+                high,
+            );
         }
     }
 }
 
 macro_rules! kernels {
-    ($($name:ident, $each:ident: $T:ty, $KV:ty, $S:ty, shuffles = $shuffles:expr, |$p:ident| $caches:expr;)*) => {
-        $(
-            /// grid = [rows, ceil((heads + 2 · kv_heads) / [`HEADS_PER_BLOCK`])]
-            ///
-            /// # Safety
-            /// [`Append`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
-            /// the outputs are disjoint from everything.
-            #[kernel(block = BLOCK, shuffles = $shuffles, module = stringify!($name))]
-            pub unsafe fn $name($p: Append<$T, $KV, $S>) {
-                // SAFETY: this kernel's contract is the body's.
-                unsafe { append::<_, _, _, _, false>($p, $caches) }
-            }
+    ($kernels:ident $t:ty; $($storage:ident: $stored:ty, $types:expr, $([$($widths:tt)*])+;)*) => {
+        /// The kernels for projections of one type, by the storage of the cache.
+        pub mod $kernels {
+            use super::*;
 
-            /// grid = [rows, ceil((heads + 2 · kv_heads) / [`HEADS_PER_BLOCK`])], `at` [2, rows]
-            ///
-            /// # Safety
-            /// As the kernels of one sequence; no two rows have the same index in the cache.
-            #[kernel(block = BLOCK, shuffles = $shuffles, module = stringify!($each))]
-            pub unsafe fn $each($p: Append<$T, $KV, $S>) {
-                // SAFETY: this kernel's contract is the body's.
-                unsafe { append::<_, _, _, _, true>($p, $caches) }
-            }
-        )*
+            $(mod $storage {
+                use super::*;
 
-        /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($name.info(), $each.info()),*];
+                kernels! { @ one $t, $stored, false, "rope_append_", $types }
+                kernels! { @ each $t, $stored, true, "rope_append_each_", $types }
+            })*
+
+            pub(super) const SPECS: &[[KernelSpec<Append<$t>>; 2]] = &[$([$storage::one, $storage::each]),*];
+            /// All of them.
+            pub const KERNELS: &[KernelInfo] = &[$($storage::one.info(), $storage::each.info()),*];
+        }
+    };
+    (@ $name:ident $t:ty, $stored:ty, $each:literal, $begin:literal, $types:expr) => {
+        /// grid = [rows, ceil((heads + 2 · kv_heads) / [`HEADS_PER_BLOCK`])]
+        ///
+        /// # Safety
+        /// [`Append`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+        /// the outputs are disjoint from everything. No two rows have the same index in the cache.
+        #[kernel(name = concat!($begin, $types), block = BLOCK, shuffles = 5 + <$stored>::SHUFFLES)]
+        pub unsafe fn $name(p: Append<$t>) {
+            // SAFETY: this kernel's contract is the body's.
+            unsafe { append::<_, $stored, $each>(p) }
+        }
     };
 }
 
-kernels! {
-    rope_append_f32, rope_append_each_f32: f32, f32, (), shuffles = 5, |p| [p.k, p.v];
-    rope_append_f16, rope_append_each_f16: F16, F16, (), shuffles = 5, |p| [p.k, p.v];
-    rope_append_f32_f16, rope_append_each_f32_f16: f32, F16, (), shuffles = 5, |p| [p.k, p.v];
-    rope_append_f32_coded, rope_append_each_f32_coded: f32, u16, (), shuffles = 5,
-        |p| [p.k, p.v].map(|codes| Coded { codes, exponent_bits: p.exponent_bits });
-    rope_append_f32_q8_0, rope_append_each_f32_q8_0: f32, u8, Half, shuffles = 2 * 5,
-        |p| [Q8Blocks { quants: p.k, scales: p.k_scales }, Q8Blocks { quants: p.v, scales: p.v_scales }];
+kernels! { of_f16 F16; as_f16: *const F16, "f16", []; }
+for_each_storage! { kernels of_f32 f32; }
+
+/// For rows of one sequence, and for rows with an index in the cache each (`at` [2, rows]); all f16.
+pub const OF_F16: [KernelSpec<Append<F16>>; 2] = of_f16::SPECS[0];
+
+/// The same for projections in f32, and a cache stored so.
+pub const fn of_storage(storage: Storage) -> [KernelSpec<Append<f32>>; 2] {
+    of_f32::SPECS[storage as usize]
 }

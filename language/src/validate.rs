@@ -73,16 +73,10 @@ impl Limits {
 impl Limits {
     /// Adds the tolerance for keys and values in `format` in a model of `layers` layers.
     ///
-    /// The relative error of a key or value is half a unit in the last place of a 16-bit float, or the error of 8-bit
-    /// blocks on normal values. Attention does not increase it, and the layers' errors add up like independent ones. Twice
+    /// The relative error of a key or value is the format's. Attention does not increase it, and the layers' errors add up like independent ones. Twice
     /// that is tolerated, as norms and softmax may amplify it.
     pub fn with_cache(self, format: KvFormat, layers: usize) -> Self {
-        let lost = match format {
-            KvFormat::F32 => 0.0,
-            KvFormat::Float16(bits) => 0.5f64.powi(16 - bits as i32),
-            KvFormat::Q8_0 => 4e-3,
-        };
-        Self { stage: self.stage + 2.0 * lost * (2.0 * layers as f64).sqrt(), ..self }
+        Self { stage: self.stage + 2.0 * format.error() * (2.0 * layers as f64).sqrt(), ..self }
     }
 
     /// Adds the tolerance for the vision tower's matrices in a type of their own, in a tower of `depth` blocks.

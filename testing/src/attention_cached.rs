@@ -2,7 +2,7 @@
 
 use super::attention::{NORMAL, naive, tolerance};
 use super::held::Held;
-use super::kv::{bits, fill, stored};
+use super::kv::{fill, stored};
 use super::{About, Case, HostTensor, Purpose, data};
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, Attention};
@@ -108,7 +108,8 @@ impl Case for Cached {
     }
 
     fn bytes(&self) -> f64 {
-        let kv = (2 * self.num_kv_heads * self.kv_len * self.head_dim) as f64 * bits(self.format) / 8.0;
+        let kv =
+            (2 * self.num_kv_heads * self.kv_len * self.head_dim) as f64 * self.format.stored_bits() / 8.0;
         let q = 2 * self.num_q_heads * self.q_len * self.head_dim * self.dtype.size();
         kv + q as f64
     }

@@ -1,38 +1,43 @@
-//! The expected contents of a cache, and its actual contents, by code that is independent of the kernels and of the CPU
-//! fallback.
+//! The expected contents of a cache, and its actual contents: of floats by code that is independent of the kernels and of the CPU
+//! fallback, of blocks as the format of weights encodes them, which has tests of its own, and as its blocks in files are defined.
 
 use super::float16::{nearest, value};
+use super::quant::read_gguf;
 use half::f16;
 use pascaline::float16::Overflow;
 use pascaline::kv::{KvFormat, KvTensor};
+use pascaline::quant::Format;
 use pascaline::{DType, Result, Tensor, ops};
 
 /// A head's columns as a format stores them; every value is exact in f32.
 pub(super) fn stored(row: &[f32], format: KvFormat) -> Vec<f32> {
     let rounded =
         |bits, overflow| row.iter().map(|&x| nearest(f64::from(x), bits, overflow) as f32).collect();
-    match format {
-        KvFormat::F32 => row.to_vec(),
-        KvFormat::F16 => rounded(5, Overflow::Infinity),
-        KvFormat::Float16(bits) => rounded(bits, Overflow::Saturate),
-        KvFormat::Q8_0 => row.chunks(32).flat_map(block).collect(),
+    match (format, format.blocks()) {
+        (_, Some(blocks)) => {
+            let about = blocks.descriptor();
+            let mut padded = row.to_vec();
+            padded.resize(row.len().next_multiple_of(about.block), 0.0);
+            let mut quants = vec![0; padded.len() / 8 * about.bits];
+            let mut scales = vec![0; about.scales.row_bytes(padded.len())];
+            (about.encode)(&padded, &mut quants, &mut scales);
+            let mut values = decoded(blocks, &quants, &scales);
+            values.truncate(row.len());
+            values
+        }
+        (KvFormat::F16, _) => rounded(5, Overflow::Infinity),
+        (KvFormat::Float16(bits), _) => rounded(bits, Overflow::Saturate),
+        _ => row.to_vec(),
     }
 }
 
-/// A block of Q8_0: quants by the scale before it is rounded to f16, times the rounded one.
-fn block(x: &[f32]) -> Vec<f32> {
-    let scale = x.iter().fold(0f32, |max, x| max.max(x.abs())) / 127.0;
-    let quant = |x: &f32| if scale > 0.0 { (x * (1.0 / scale)).round_ties_even() } else { 0.0 };
-    x.iter().map(|x| f16::from_f32(scale).to_f32() * quant(x)).collect()
-}
-
-/// Bits that a value takes.
-pub(super) fn bits(format: KvFormat) -> f64 {
-    match format {
-        KvFormat::F32 => 32.0,
-        KvFormat::Float16(_) => 16.0,
-        KvFormat::Q8_0 => 8.5,
-    }
+/// The values of blocks, by way of those in files.
+fn decoded(format: Format, quants: &[u8], scales: &[u8]) -> Vec<f32> {
+    let about = format.descriptor();
+    let file = about.file.as_ref().expect("a format of files");
+    let mut bytes = vec![0; quants.len() * 8 / about.bits / file.block * file.bytes];
+    (about.to_file)(&mut bytes, quants, scales);
+    read_gguf(&bytes, format).into_iter().map(|x| x as f32).collect()
 }
 
 /// A cache with these keys and values [tokens, 2 · heads, dim], keys first: appended without norm and rotation.
@@ -52,22 +57,19 @@ pub(super) fn fill(kv: &Tensor, format: KvFormat) -> Result<[KvTensor; 2]> {
 /// All values of a cache.
 pub(super) fn read(kv: &KvTensor) -> Result<Vec<f32>> {
     let (values, scales) = kv.parts();
-    Ok(match kv.format() {
-        KvFormat::F32 => values.to_vec()?,
-        KvFormat::Float16(bits) => {
+    Ok(match (kv.format(), kv.format().blocks()) {
+        (_, Some(format)) => {
+            let quants: Vec<u8> = values.to_vec::<u32>()?.into_iter().flat_map(u32::to_le_bytes).collect();
+            let scales = scales.map_or(Ok(vec![]), Tensor::to_vec::<f16>)?;
+            let scales: Vec<u8> = scales.into_iter().flat_map(f16::to_le_bytes).collect();
+            let (dim, width) = (kv.dims()[2], kv.dims()[2].next_multiple_of(format.descriptor().block));
+            let rows = decoded(format, &quants, &scales);
+            rows.chunks(width.max(1)).flat_map(|row| row[..dim].to_vec()).collect()
+        }
+        (KvFormat::Float16(bits), _) => {
             let codes = values.to_vec::<f16>()?.into_iter().map(f16::to_bits);
             codes.map(|code| value(code, bits) as f32).collect()
         }
-        KvFormat::Q8_0 => {
-            let words = values.to_vec::<u32>()?;
-            let scales = scales.map_or(Ok(vec![]), Tensor::to_vec::<f16>)?;
-            let quants = words.into_iter().flat_map(u32::to_le_bytes).map(|byte| f32::from(byte as i8));
-            let values: Vec<f32> = quants
-                .zip(scales.iter().flat_map(|scale| [scale.to_f32(); 32]))
-                .map(|(q, s)| q * s)
-                .collect();
-            let dim = kv.dims()[2];
-            values.chunks(dim.next_multiple_of(32).max(1)).flat_map(|row| row[..dim].to_vec()).collect()
-        }
+        _ => values.to_vec()?,
     })
 }

@@ -3,7 +3,7 @@
 
 use super::attention::{NORMAL, naive, tolerance};
 use super::held::Held;
-use super::kv::{bits, stored};
+use super::kv::stored;
 use super::{About, Case, HostTensor, Purpose, data};
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, PAGE};
@@ -167,7 +167,7 @@ impl Case for Paged {
 
     fn bytes(&self) -> f64 {
         let keys: usize = self.lens.iter().sum();
-        let kv = (2 * self.num_kv_heads * keys * self.head_dim) as f64 * bits(self.format) / 8.0;
+        let kv = (2 * self.num_kv_heads * keys * self.head_dim) as f64 * self.format.stored_bits() / 8.0;
         let queries = self.q_len.unwrap_or(self.lens.len());
         kv + (2 * self.num_q_heads * queries * self.head_dim * 4) as f64
     }

@@ -1,7 +1,7 @@
 //! Fused projections, split into queries and a cache.
 
 use super::float16::nearest;
-use super::kv::{bits, fill, read};
+use super::kv::{fill, read};
 use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::float16::Overflow;
 use pascaline::kv::{KvFormat, KvTensor};
@@ -143,18 +143,18 @@ impl Case for Append {
             id,
             purpose: self.purpose,
             output,
-            tolerance: match self.format {
-                KvFormat::F32 => {
-                    Tolerance::new(8e-6, 1.2e-6, "two products of normed values below 20, rsqrt")
+            tolerance: match (self.format, self.format.block_error()) {
+                // the cases of attention over caches compare every quant
+                (_, Some(error)) => {
+                    Tolerance::new(20.2 * error, 5e-4, "a block's values are below 20; a scale in f16")
                 }
-                KvFormat::Float16(bits) => {
+                (KvFormat::Float16(bits), _) => {
                     // half a unit in the last place; subnormals have the same unit
                     let (bits, bias) = (bits as i32, (1 << (bits - 1)) - 1);
                     let (abs, rel) = (2f64.powi(1 - bias - (15 - bits) - 1), 2f64.powi(-(15 - bits) - 1));
                     Tolerance::new(8e-6 + abs, 1.01 * rel, "one rounding to 16 bits")
                 }
-                // the cases of attention over caches compare every quant
-                KvFormat::Q8_0 => Tolerance::new(0.08, 5e-4, "half a step of 1/127 of 20, a scale in f16"),
+                _ => Tolerance::new(8e-6, 1.2e-6, "two products of normed values below 20, rsqrt"),
             },
         }
     }
@@ -235,6 +235,6 @@ impl Case for Append {
     fn bytes(&self) -> f64 {
         let heads = self.rows * self.dim;
         let float = (heads * (self.all_heads() + self.heads) * self.dtype.size()) as f64;
-        float + (heads * 2 * self.kv_heads) as f64 * bits(self.format) / 8.0
+        float + (heads * 2 * self.kv_heads) as f64 * self.format.stored_bits() / 8.0
     }
 }

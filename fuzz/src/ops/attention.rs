@@ -18,9 +18,6 @@ pub(super) const OPS: &[Op] = &[
     ("block_mean", block_mean),
 ];
 
-const FORMATS: [KvFormat; 5] =
-    [KvFormat::F32, KvFormat::F16, KvFormat::Float16(4), KvFormat::Float16(8), KvFormat::Q8_0];
-
 fn head_dim(call: &mut Call) -> usize {
     call.pick(&[16, 24, 32, 64, 16, 128, 40, 12])
 }
@@ -85,7 +82,7 @@ fn stored(call: &mut Call, rows: usize, heads: usize, dim: usize, format: KvForm
 
 fn cached(call: &mut Call, on_the_device: bool) -> Result<()> {
     let (dim, kv_heads, group, format) =
-        (head_dim(call), 1 + call.below(2), 1 + call.below(3), call.pick(&FORMATS));
+        (head_dim(call), 1 + call.below(2), 1 + call.below(3), call.pick(&KvFormat::ALL));
     let (capacity, q_len, options) = (1 + call.below(40), call.below(9), options(call));
     let [k, v] = stored(call, capacity, kv_heads, dim, format)?;
     let of_q = [kv_heads * group, q_len, dim];
@@ -102,7 +99,7 @@ fn cached(call: &mut Call, on_the_device: bool) -> Result<()> {
 
 fn paged(call: &mut Call, each: bool) -> Result<()> {
     let (dim, kv_heads, group, format) =
-        (head_dim(call), 1 + call.below(2), 1 + call.below(3), call.pick(&FORMATS));
+        (head_dim(call), 1 + call.below(2), 1 + call.below(3), call.pick(&KvFormat::ALL));
     let (pages, width, scale) = (1 + call.below(4), call.below(4), call.pick(&[None, Some(0.25)]));
     let [k, v] = stored(call, pages * PAGE, kv_heads, dim, format)?;
     let (count, heads) = (call.below(6), kv_heads * group);
@@ -128,7 +125,7 @@ fn paged(call: &mut Call, each: bool) -> Result<()> {
 fn rope_append(call: &mut Call) -> Result<()> {
     let (rows, heads, kv_heads) = (call.below(9), 1 + call.below(3), 1 + call.below(2));
     let (dim, capacity, angles) = (call.pick(&[16, 32, 2, 6, 64, 128, 7]), 1 + call.below(12), call.below(6));
-    let (dtype, format) = (call.float(), call.pick(&FORMATS));
+    let (dtype, format) = (call.float(), call.pick(&KvFormat::ALL));
     let qkv = call.input(&[rows, heads + 2 * kv_heads, dim], dtype)?;
     let [cos, sin] =
         [call.input(&[angles, dim / 2], DType::F32)?, call.input(&[angles, dim / 2], DType::F32)?];

@@ -5,12 +5,15 @@ use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvView};
 use crate::problem::attention::{HeadStrides, Problem};
+use crate::quant::Format;
 use crate::simd::{dot, vectorized};
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::float16::Decoder;
+use kernels_gpu::kv::HostBlocks;
 use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
+use std::marker::PhantomData;
 
 /// Queries of a task. They share each tile of keys that is read.
 pub(super) const QUERIES: usize = 16;
@@ -72,89 +75,98 @@ impl StoredRows for Codes<'_> {
     }
 }
 
-struct Q8Rows<'a> {
-    quants: &'a [i8],
+/// Blocks of BYTES bytes of quants.
+struct Blocks<'a, F, const BYTES: usize> {
+    quants: &'a [u8],
     scales: &'a [f16],
+    format: PhantomData<fn() -> F>,
 }
 
-impl StoredRows for Q8Rows<'_> {
+impl<F: HostBlocks, const BYTES: usize> StoredRows for Blocks<'_, F, BYTES> {
     #[inline(always)]
     fn read(&self, to: &mut [f32], start: usize) {
+        let quants = self.quants[start / BLOCK * BYTES..].chunks(BYTES);
         let scales = self.scales[start / BLOCK..].iter().map(|scale| scale.to_f32());
-        for ((to, from), scale) in to.chunks_mut(BLOCK).zip(self.quants[start..].chunks(BLOCK)).zip(scales) {
-            to.iter_mut().zip(from).for_each(|(to, &from)| *to = f32::from(from) * scale);
+        for ((to, quants), scale) in to.chunks_mut(BLOCK).zip(quants).zip(scales) {
+            F::read(quants, scale, to);
         }
     }
 }
 
-/// Runs `$body` with `$k` and `$v` bound to the [`StoredRows`] of both.
-macro_rules! with_rows {
-    ([$k:ident, $v:ident] => $body:expr) => {
-        match $k.format {
-            KvFormat::F32 => {
-                let ($k, $v) = (slice::<f32>($k.values)?, slice::<f32>($v.values)?);
-                $body
-            }
-            KvFormat::F16 => {
-                let ($k, $v) = (slice::<f16>($k.values)?, slice::<f16>($v.values)?);
-                $body
-            }
-            KvFormat::Float16(bits) => {
-                let ($k, $v) = (codes($k, bits)?, codes($v, bits)?);
-                $body
-            }
-            KvFormat::Q8_0 => {
-                let ($k, $v) = (q8_rows($k)?, q8_rows($v)?);
-                $body
-            }
-        }
-    };
-}
+impl<'a> KvView<'a> {
+    fn codes(self, exponent_bits: u32) -> Result<Codes<'a>> {
+        Ok(Codes(slice(self.values)?, Decoder::new(exponent_bits)))
+    }
 
-fn codes(x: KvView, exponent_bits: u32) -> Result<Codes> {
-    Ok(Codes(slice(x.values)?, Decoder::new(exponent_bits)))
-}
-
-fn q8_rows(x: KvView) -> Result<Q8Rows> {
-    let scales = x.scales.map_or(Ok(&[][..]), slice)?;
-    Ok(Q8Rows { quants: bytemuck::cast_slice(slice::<u32>(x.values)?), scales })
+    fn blocks<F, const BYTES: usize>(self) -> Result<Blocks<'a, F, BYTES>> {
+        let scales = self.scales.map_or(Ok(&[][..]), slice)?;
+        let quants = bytemuck::cast_slice(slice::<u32>(self.values)?);
+        Ok(Blocks { quants, scales, format: PhantomData })
+    }
 }
 
 pub(crate) fn attention(out: TensorMut, q: &Tensor, [k, v]: [KvView; 2], problem: &Problem) -> Result<()> {
     attention_over(out, q, [k, v], problem, problem)
 }
 
-/// Attention over the keys that `keys` lists.
-pub(super) fn attention_over(
+macro_rules! attention_over {
+    ($($(#[$about:meta])* $format:ident $file:ident $name:literal;)*) => {
+        /// Attention over the keys that `keys` lists.
+        pub(super) fn attention_over(
+            out: TensorMut,
+            q: &Tensor,
+            [k, v]: [KvView; 2],
+            problem: &Problem,
+            keys: &impl Keys,
+        ) -> Result<()> {
+            with_float!(q.dtype(), TQ => match k.format {
+                KvFormat::F32 => {
+                    let kv = [slice::<f32>(k.values)?, slice::<f32>(v.values)?];
+                    over::<TQ, _>(out, q, kv, problem, keys)
+                }
+                KvFormat::F16 => {
+                    let kv = [slice::<f16>(k.values)?, slice::<f16>(v.values)?];
+                    over::<TQ, _>(out, q, kv, problem, keys)
+                }
+                KvFormat::Float16(bits) => over::<TQ, _>(out, q, [k.codes(bits)?, v.codes(bits)?], problem, keys),
+                $(KvFormat::$format => {
+                    const BYTES: usize = Format::$format.descriptor().bits * BLOCK / 8;
+                    type Rows<'a> = Blocks<'a, kernels_gpu::kv::$file::$format, BYTES>;
+                    let kv: [Rows; 2] = [k.blocks()?, v.blocks()?];
+                    over::<TQ, _>(out, q, kv, problem, keys)
+                })*
+            })
+        }
+    };
+}
+kernels_gpu::for_each_kv_format!(attention_over);
+
+fn over<TQ: Float, R: StoredRows>(
     mut out: TensorMut,
     q: &Tensor,
-    [k, v]: [KvView; 2],
+    [k, v]: [R; 2],
     problem: &Problem,
     keys: &impl Keys,
 ) -> Result<()> {
     if problem.batch * problem.num_q_heads * problem.q_len == 0 {
         return Ok(());
     }
-    with_float!(q.dtype(), TQ => with_rows!([k, v] => {
-        let (out, q) = (slice_mut::<TQ>(&mut out)?, slice::<TQ>(q)?);
-        let heads = problem.batch * problem.num_q_heads;
-        let blocks = problem.q_len.div_ceil(QUERIES);
-        let rows: Vec<Vec<f32>> = (0..heads * blocks)
-            .into_par_iter()
-            .map(|task| {
-                vectorized!(block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES))
-            })
-            .collect();
-        for (task, rows) in rows.iter().enumerate() {
-            let start = start(problem.out, problem, task / blocks, 1);
-            for (i, row) in rows.chunks_exact(problem.head_dim).enumerate() {
-                let at = start + (task % blocks * QUERIES + i) * problem.out.row;
-                for (y, x) in out[at..at + problem.head_dim].iter_mut().zip(row) {
-                    *y = TQ::from_f32(*x);
-                }
+    let (out, q) = (slice_mut::<TQ>(&mut out)?, slice::<TQ>(q)?);
+    let heads = problem.batch * problem.num_q_heads;
+    let blocks = problem.q_len.div_ceil(QUERIES);
+    let rows: Vec<Vec<f32>> = (0..heads * blocks)
+        .into_par_iter()
+        .map(|task| vectorized!(block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES)))
+        .collect();
+    for (task, rows) in rows.iter().enumerate() {
+        let start = start(problem.out, problem, task / blocks, 1);
+        for (i, row) in rows.chunks_exact(problem.head_dim).enumerate() {
+            let at = start + (task % blocks * QUERIES + i) * problem.out.row;
+            for (y, x) in out[at..at + problem.head_dim].iter_mut().zip(row) {
+                *y = TQ::from_f32(*x);
             }
         }
-    }));
+    }
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use crate::simd::vectorized;
 use crate::{Result, Tensor};
 use half::f16;
 use kernels_gpu::float16::encode;
-use kernels_gpu::quant::blocks::{BLOCK, abs_max, inverse, quant_i8, scale_i8, stored_scale};
+use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
 
 pub(crate) fn rope_append(
@@ -86,28 +86,24 @@ fn rotate<T: Float>(x: &mut [f32], weight: Option<&[T]>, eps: f32, cos: &[f32], 
 
 /// Writes row `row` of a cache.
 fn write(cache: &mut KvMut, row: usize, x: &[f32]) -> Result<()> {
-    match cache.format {
-        KvFormat::F32 => store(&mut slice_mut::<f32>(&mut cache.values)?[row * x.len()..], x),
-        KvFormat::F16 => store(&mut slice_mut::<f16>(&mut cache.values)?[row * x.len()..], x),
-        KvFormat::Float16(bits) => {
+    match (cache.format, cache.format.blocks()) {
+        (_, Some(format)) => {
+            let mut x = x.to_vec();
+            x.resize(x.len().next_multiple_of(BLOCK), 0.0);
+            let about = format.descriptor();
+            let (of_quants, of_scales) = (x.len() / 8 * about.bits, about.scales.row_bytes(x.len()));
+            let quants: &mut [u8] = bytemuck::cast_slice_mut(slice_mut::<u32>(&mut cache.values)?);
+            if let Some(scales) = &mut cache.scales {
+                let scales: &mut [u8] = bytemuck::cast_slice_mut(slice_mut::<f16>(scales)?);
+                (about.encode)(&x, &mut quants[row * of_quants..], &mut scales[row * of_scales..]);
+            }
+        }
+        (KvFormat::F16, _) => store(&mut slice_mut::<f16>(&mut cache.values)?[row * x.len()..], x),
+        (KvFormat::Float16(bits), _) => {
             let codes = &mut slice_mut::<f16>(&mut cache.values)?[row * x.len()..];
             codes.iter_mut().zip(x).for_each(|(code, &x)| *code = f16::from_bits(encode(x, bits, true)));
         }
-        KvFormat::Q8_0 => {
-            let blocks = x.len().div_ceil(BLOCK);
-            let quants: &mut [i8] = bytemuck::cast_slice_mut(slice_mut::<u32>(&mut cache.values)?);
-            let quants = quants[row * blocks * BLOCK..].chunks_exact_mut(BLOCK);
-            for (x, quants) in x.chunks(BLOCK).zip(quants) {
-                let inverse = inverse(scale_i8(abs_max(x)));
-                quants.iter_mut().zip(x).for_each(|(quant, &x)| *quant = quant_i8(x, inverse) as i8);
-            }
-            if let Some(scales) = &mut cache.scales {
-                let scales = slice_mut::<f16>(scales)?[row * blocks..].iter_mut();
-                for (x, scale) in x.chunks(BLOCK).zip(scales) {
-                    *scale = f16::from_bits(stored_scale(scale_i8(abs_max(x))).0);
-                }
-            }
-        }
+        _ => store(&mut slice_mut::<f32>(&mut cache.values)?[row * x.len()..], x),
     }
     Ok(())
 }

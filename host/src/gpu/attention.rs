@@ -2,7 +2,7 @@
 
 use super::DeviceElement;
 use crate::cuda::{COUNTERS, CudaDevice};
-use crate::kv::{KvFormat, KvView};
+use crate::kv::KvView;
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::{HeadStrides, Problem};
 use crate::{DType, Result, Tensor, TensorMut};
@@ -10,6 +10,8 @@ use kernels_gpu::attention::decode::{Decode, Instance, Instances};
 use kernels_gpu::attention::merge::partial_elements;
 use kernels_gpu::attention::prefill::{KEYS_PER_TILE, Prefill, PrefillMerge, QUERIES_PER_BLOCK, rows_merged};
 use kernels_gpu::attention::{self, Kernels};
+use kernels_gpu::device::F16;
+use kernels_gpu::kv::Storage;
 use std::ptr;
 
 /// The most queries for the decode kernels. With more, the prefill kernels waste less on unused rows of their 64-row tiles
@@ -21,14 +23,9 @@ const DECODE_BLOCKS_PER_SM: usize = 4;
 /// in flight.
 const MIN_SPLIT_KEYS: usize = 64;
 
-/// Codes of a 16-bit float; they are stored in an f16 tensor with the same bits.
-impl DeviceElement for u16 {
-    const DTYPE: DType = DType::F16;
-}
-
-/// Quants; an element of a u32 tensor holds four.
-impl DeviceElement for u8 {
-    const DTYPE: DType = DType::U32;
+/// The addresses of keys or values and of their scales. A `KvTensor` has them as its format says.
+pub(super) fn pointers(x: KvView) -> (*const u8, *const F16) {
+    (x.values.address() as *const u8, x.scales.map_or(ptr::null(), Tensor::ptr))
 }
 
 /// The index of the kernels for this head_dim.
@@ -79,7 +76,7 @@ pub fn prefill_partial_bytes(
     head_dim: usize,
     multiprocessors: u32,
 ) -> usize {
-    let places = attention::OF_F32.prefill[by_width(head_dim)].min_blocks * multiprocessors;
+    let places = Kernels::of(Storage::F32).prefill[by_width(head_dim)].min_blocks * multiprocessors;
     let blocks = (heads * q_len.div_ceil(QUERIES_PER_BLOCK as usize)) as u32;
     match q_len {
         ..=MAX_DECODE_QUERIES => 0,
@@ -125,20 +122,15 @@ pub(crate) fn attention(
     past: Option<&Tensor>,
     problem: &Problem,
 ) -> Result<()> {
-    match (q.dtype(), kv[0].format) {
-        (DType::F16, _) => launch_attention(device, &attention::OF_F16, out, q, kv, past, problem),
-        (_, KvFormat::F32) => launch_attention(device, &attention::OF_F32, out, q, kv, past, problem),
-        (_, KvFormat::F16) => launch_attention(device, &attention::OF_F32_F16, out, q, kv, past, problem),
-        (_, KvFormat::Float16(_)) => {
-            launch_attention(device, &attention::OF_F32_CODED, out, q, kv, past, problem)
-        }
-        (_, KvFormat::Q8_0) => launch_attention(device, &attention::OF_F32_Q8_0, out, q, kv, past, problem),
+    match q.dtype() {
+        DType::F16 => launch_attention(device, &attention::OF_F16, out, q, kv, past, problem),
+        _ => launch_attention(device, &Kernels::of(kv[0].format.storage()), out, q, kv, past, problem),
     }
 }
 
-fn launch_attention<Q: DeviceElement, Kv: DeviceElement>(
+fn launch_attention<Q: DeviceElement>(
     device: &CudaDevice,
-    kernels: &Kernels<Q, Kv>,
+    kernels: &Kernels<Q>,
     out: TensorMut,
     q: &Tensor,
     kv: [KvView; 2],
@@ -149,12 +141,8 @@ fn launch_attention<Q: DeviceElement, Kv: DeviceElement>(
     if heads * problem.q_len == 0 {
         return Ok(());
     }
-    let (out, q, [k, v]) = (out.ptr::<Q>(), q.ptr::<Q>(), kv.map(|x| x.values.ptr::<Kv>()));
-    let [k_scales, v_scales] = kv.map(|x| x.scales.map_or(ptr::null(), Tensor::ptr));
-    let exponent_bits = match kv[0].format {
-        KvFormat::Float16(bits) => bits,
-        _ => 0,
-    };
+    let (out, q, [(k, k_scales), (v, v_scales)]) = (out.ptr::<Q>(), q.ptr::<Q>(), kv.map(pointers));
+    let exponent_bits = kv[0].format.exponent_bits();
     let (out_strides, q_strides) = (strides(problem.out), strides(problem.q));
     let (k_strides, v_strides) = (strides(problem.k), strides(problem.v));
     let (num_q_heads, num_kv_heads) = (problem.num_q_heads as u32, problem.num_kv_heads as u32);
@@ -207,8 +195,9 @@ fn launch_attention<Q: DeviceElement, Kv: DeviceElement>(
             d: padded(problem.head_dim),
         };
         // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides, spans below
-        // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Tensors in Q8_0 have scales. `partial` has a
-        // record for each block of more than one part, which the first launch writes; it is freed after the launches.
+        // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and values are as their format
+        // says. `partial` has a record for each block of more than one part, which the first launch writes; it is freed after
+        // the launches.
         unsafe {
             device.launch(spec, [heads, rows, 1 << parts_log2], &parameters)?;
             return if parts_log2 > 0 {
@@ -253,15 +242,16 @@ fn launch_attention<Q: DeviceElement, Kv: DeviceElement>(
     };
     let grid = [splits as u32, kv_heads as u32, groups as u32];
     // SAFETY: the caller has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and that all
-    // tensors are on this stream; a TensorMut overlaps nothing, and tensors in Q8_0 have scales. `past` is one number. `partial` has a record for each row and split and is freed after the launch.
-    // `split` gives no more groups of blocks than the stream has counters.
+    // tensors are on this stream; a TensorMut overlaps nothing, and keys and values are as their format says. `past` is one
+    // number. `partial` has a record for each row and split and is freed after the launch. `split` gives no more groups of
+    // blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::KvTensor;
+    use crate::kv::{KvFormat, KvTensor};
     use crate::memory::device_tests::{cuda_device, turn};
     use crate::{Device, cuda, ops};
 
@@ -339,7 +329,7 @@ mod tests {
             (3, "attention_decode_d128_r4_f32"),
             (64, "attention_decode_d128_r4_f32"),
         ] {
-            assert_eq!(instance(&attention::OF_F32.decode, 128, rows).spec.name, name);
+            assert_eq!(instance(&Kernels::of(Storage::F32).decode, 128, rows).spec.name, name);
         }
     }
 

@@ -1,16 +1,14 @@
 //! Attention over pages: kernels, grids and the scratch memory for partial results.
 
-use super::DeviceElement;
-use super::attention::{by_width, instance, longest_first, scale_log2, strides};
+use super::attention::{by_width, instance, longest_first, pointers, scale_log2, strides};
 use crate::cuda::{COUNTERS, CudaDevice};
-use crate::kv::{KvFormat, KvView};
+use crate::kv::KvView;
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::Problem;
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::attention::merge::partial_elements;
-use kernels_gpu::attention::paged::{self, Kernels, MIN_SPLIT_KEYS, PAGE, PagedDecode, PagedPrefill};
+use kernels_gpu::attention::paged::{Kernels, MIN_SPLIT_KEYS, PAGE, PagedDecode, PagedPrefill};
 use kernels_gpu::attention::prefill::QUERIES_PER_BLOCK;
-use std::ptr;
 
 /// Decode blocks that are resident on a multiprocessor of sm_61.
 const BLOCKS_PER_SM: u32 = 4;
@@ -18,34 +16,6 @@ const BLOCKS_PER_SM: u32 = 4;
 const MAX_SPLITS: u32 = 64;
 /// The largest grid along y.
 const MAX_GRID_Y: usize = 65535;
-
-/// Runs `$run` with `$kernels` bound to those of a format.
-macro_rules! with_kernels {
-    ($format:expr, $kernels:ident => $run:expr) => {
-        match $format {
-            KvFormat::F32 => {
-                let $kernels = &paged::OF_F32;
-                $run
-            }
-            KvFormat::F16 => {
-                let $kernels = &paged::OF_F32_F16;
-                $run
-            }
-            KvFormat::Float16(_) => {
-                let $kernels = &paged::OF_F32_CODED;
-                $run
-            }
-            KvFormat::Q8_0 => {
-                let $kernels = &paged::OF_F32_Q8_0;
-                $run
-            }
-        }
-    };
-}
-
-fn exponent_bits(format: KvFormat) -> u32 {
-    if let KvFormat::Float16(bits) = format { bits } else { 0 }
-}
 
 /// The most splits of a sequence on this device: as many as fill it with one sequence. It does not depend on the number of
 /// sequences of a launch, so that a sequence gives the same bits in every launch.
@@ -63,25 +33,32 @@ pub(crate) fn each(
     last_row: u32,
     problem: &Problem,
 ) -> Result<()> {
-    with_kernels!(kv[0].format, kernels => {
-        let group = problem.group();
-        let groups = group.div_ceil(instance(&kernels.decode, problem.head_dim, group).rows as usize);
-        // the stream has a counter for each block of a split
-        let most = (COUNTERS / (problem.num_kv_heads * groups)).min(MAX_GRID_Y / problem.num_kv_heads).max(1);
-        for start in (0..problem.batch).step_by(most) {
-            let batch = most.min(problem.batch - start);
-            let (q, tables, lens) =
-                (q.narrow(0, start, batch)?, tables.narrow(0, start, batch)?, lens.narrow(0, start, batch)?);
-            let out = out.reborrow().narrow(0, start, batch)?;
-            launch_each(device, kernels, out, (&q, kv), [&tables, &lens], last_row, &Problem { batch, ..*problem })?;
-        }
-        Ok(())
-    })
+    let kernels = &Kernels::of(kv[0].format.storage());
+    let group = problem.group();
+    let groups = group.div_ceil(instance(&kernels.decode, problem.head_dim, group).rows as usize);
+    // the stream has a counter for each block of a split
+    let most = (COUNTERS / (problem.num_kv_heads * groups)).min(MAX_GRID_Y / problem.num_kv_heads).max(1);
+    for start in (0..problem.batch).step_by(most) {
+        let batch = most.min(problem.batch - start);
+        let (q, tables, lens) =
+            (q.narrow(0, start, batch)?, tables.narrow(0, start, batch)?, lens.narrow(0, start, batch)?);
+        let out = out.reborrow().narrow(0, start, batch)?;
+        launch_each(
+            device,
+            kernels,
+            out,
+            (&q, kv),
+            [&tables, &lens],
+            last_row,
+            &Problem { batch, ..*problem },
+        )?;
+    }
+    Ok(())
 }
 
-fn launch_each<Kv: DeviceElement>(
+fn launch_each(
     device: &CudaDevice,
-    kernels: &Kernels<Kv>,
+    kernels: &Kernels,
     out: TensorMut,
     (q, kv): (&Tensor, [KvView; 2]),
     [tables, lens]: [&Tensor; 2],
@@ -99,7 +76,7 @@ fn launch_each<Kv: DeviceElement>(
     let records = if in_grid > 1 { rows * in_grid as usize } else { 0 };
     let record_bytes = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
     let partial = DeviceBuffer::uninitialized(device, records * record_bytes)?;
-    let [k_scales, v_scales] = kv.map(|x| x.scales.map_or(ptr::null(), Tensor::ptr));
+    let [(k, k_scales), (v, v_scales)] = kv.map(pointers);
     let parameters = PagedDecode {
         out: out.ptr(),
         partial: partial.ptr(),
@@ -107,8 +84,8 @@ fn launch_each<Kv: DeviceElement>(
         tables: tables.ptr(),
         lens: lens.ptr(),
         q: q.ptr(),
-        k: kv[0].values.ptr::<Kv>(),
-        v: kv[1].values.ptr::<Kv>(),
+        k,
+        v,
         out_strides: strides(problem.out),
         q_strides: strides(problem.q),
         k_strides: strides(problem.k),
@@ -121,16 +98,16 @@ fn launch_each<Kv: DeviceElement>(
         last_row,
         splits,
         scale_log2: scale_log2(problem),
-        exponent_bits: exponent_bits(kv[0].format),
+        exponent_bits: kv[0].format.exponent_bits(),
         k_scales,
         v_scales,
     };
     let grid = [in_grid, problem.batch as u32 * num_kv_heads, groups];
     // SAFETY: `ops::paged_attention_each_into` has checked types, shapes, the alignment of first elements and strides, spans
-    // below 2³¹, that the pool has a row and that all tensors are on this stream; a TensorMut overlaps nothing. Tensors in
-    // Q8_0 have scales. `partial` has a record for each row and split of the grid and is freed after the launch. A sequence
-    // has no more splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or more. `each`
-    // launches no more groups of blocks than the stream has counters.
+    // below 2³¹, that the pool has a row and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and
+    // values are as their format says. `partial` has a record for each row and split of the grid and is freed after the
+    // launch. A sequence has no more splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or
+    // more. `each` launches no more groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 
@@ -144,28 +121,17 @@ pub(crate) fn one(
     last_row: u32,
     problem: &Problem,
 ) -> Result<()> {
-    with_kernels!(kv[0].format, kernels => launch_one(device, kernels, out, (q, kv), table, last_row, problem))
-}
-
-fn launch_one<Kv: DeviceElement>(
-    device: &CudaDevice,
-    kernels: &Kernels<Kv>,
-    out: TensorMut,
-    (q, kv): (&Tensor, [KvView; 2]),
-    table: &Tensor,
-    last_row: u32,
-    problem: &Problem,
-) -> Result<()> {
+    let kernels = Kernels::of(kv[0].format.storage());
     let spec = &kernels.prefill[by_width(problem.head_dim)];
     let q_len = problem.q_len as u32;
     let (heads, rows) = (problem.num_q_heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK));
-    let [k_scales, v_scales] = kv.map(|x| x.scales.map_or(ptr::null(), Tensor::ptr));
+    let [(k, k_scales), (v, v_scales)] = kv.map(pointers);
     let parameters = PagedPrefill {
         out: out.ptr(),
         table: table.ptr(),
         q: q.ptr(),
-        k: kv[0].values.ptr::<Kv>(),
-        v: kv[1].values.ptr::<Kv>(),
+        k,
+        v,
         out_strides: strides(problem.out),
         q_strides: strides(problem.q),
         k_strides: strides(problem.k),
@@ -178,13 +144,13 @@ fn launch_one<Kv: DeviceElement>(
         last_row,
         scale_log2: scale_log2(problem),
         longest_first: longest_first(heads, rows, spec.min_blocks, device.properties().multiprocessors),
-        exponent_bits: exponent_bits(kv[0].format),
+        exponent_bits: kv[0].format.exponent_bits(),
         k_scales,
         v_scales,
     };
     // SAFETY: `ops::paged_attention_into` has checked types, shapes, the alignment of first elements and strides, spans
     // below 2³¹, that the table has a page for each key, that the pool has a row and that all tensors are on this stream; a
-    // TensorMut overlaps nothing. Tensors in Q8_0 have scales.
+    // TensorMut overlaps nothing. Keys and values are as their format says.
     unsafe { device.launch(spec, [heads, rows, 1], &parameters) }
 }
 

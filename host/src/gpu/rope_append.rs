@@ -2,15 +2,11 @@
 
 use super::DeviceElement;
 use crate::cuda::CudaDevice;
-use crate::kv::KvFormat;
 use crate::problem::rope_append::{HeadNorms, Outputs};
 use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
-use kernels_gpu::rope_append::{
-    Append, HEADS_PER_BLOCK, rope_append_each_f16, rope_append_each_f32, rope_append_each_f32_coded,
-    rope_append_each_f32_f16, rope_append_each_f32_q8_0, rope_append_f16, rope_append_f32,
-    rope_append_f32_coded, rope_append_f32_f16, rope_append_f32_q8_0,
-};
+use kernels_gpu::device::F16;
+use kernels_gpu::rope_append::{Append, HEADS_PER_BLOCK, OF_F16, of_storage};
 use std::ptr;
 
 pub(crate) fn rope_append(
@@ -21,26 +17,18 @@ pub(crate) fn rope_append(
     norms: Option<HeadNorms>,
     at: &Tensor,
 ) -> Result<()> {
-    let k = &outputs.k;
-    // the kernel for rows of one sequence, or for rows with a cache position each
-    macro_rules! run {
-        ($one:expr, $each:expr, $exponent_bits:expr) => {{
-            let spec = if at.dims().len() == 1 { &$one } else { &$each };
-            launch_append(device, (spec, $exponent_bits), outputs, qkv, angles, norms, at)
-        }};
-    }
-    match (qkv.dtype(), k.format) {
-        (DType::F16, _) => run!(rope_append_f16, rope_append_each_f16, 0),
-        (_, KvFormat::F32) => run!(rope_append_f32, rope_append_each_f32, 0),
-        (_, KvFormat::F16) => run!(rope_append_f32_f16, rope_append_each_f32_f16, 0),
-        (_, KvFormat::Float16(bits)) => run!(rope_append_f32_coded, rope_append_each_f32_coded, bits),
-        (_, KvFormat::Q8_0) => run!(rope_append_f32_q8_0, rope_append_each_f32_q8_0, 0),
+    match qkv.dtype() {
+        DType::F16 => launch_append(device, OF_F16, outputs, qkv, angles, norms, at),
+        _ => {
+            let kernels = of_storage(outputs.k.format.storage());
+            launch_append(device, kernels, outputs, qkv, angles, norms, at)
+        }
     }
 }
 
-fn launch_append<T: DeviceElement, KV: Copy, S: Copy>(
+fn launch_append<T: DeviceElement>(
     device: &CudaDevice,
-    (spec, exponent_bits): (&KernelSpec<Append<T, KV, S>>, u32),
+    [one, each]: [KernelSpec<Append<T>>; 2],
     Outputs { q, k, v }: Outputs,
     qkv: &Tensor,
     [cos, sin]: [&Tensor; 2],
@@ -51,12 +39,12 @@ fn launch_append<T: DeviceElement, KV: Copy, S: Copy>(
     if qkv.shape().elements() == 0 {
         return Ok(());
     }
-    let scales = |scales: &Option<TensorMut>| scales.as_ref().map_or(0, TensorMut::address) as *mut S;
+    let scales = |scales: &Option<TensorMut>| scales.as_ref().map_or(0, TensorMut::address) as *mut F16;
     let (capacity, kv_heads, angles) = (k.dims[0] as u32, k.dims[1] as u32, cos.dims()[0] as u32);
     let parameters = Append {
         q: q.ptr(),
-        k: k.values.address() as *mut KV,
-        v: v.values.address() as *mut KV,
+        k: k.values.address() as *mut u8,
+        v: v.values.address() as *mut u8,
         k_scales: scales(&k.scales),
         v_scales: scales(&v.scales),
         qkv: qkv.ptr(),
@@ -71,8 +59,9 @@ fn launch_append<T: DeviceElement, KV: Copy, S: Copy>(
         capacity,
         angles,
         eps: norms.as_ref().map_or(0.0, |norms| norms.eps),
-        exponent_bits,
+        exponent_bits: k.format.exponent_bits(),
     };
+    let spec = if at.dims().len() == 1 { &one } else { &each };
     // SAFETY: `ops::rope_append_into` has checked that all are contiguous, of these shapes and the kernel's types, on this
     // stream and of less than 2³¹ elements, that dim is even and within the kernel's, and that there is an angle; a
     // `KvTensor` has the values and scales of its format; a TensorMut overlaps nothing.

@@ -28,10 +28,10 @@
 //!    q is 0 there.
 
 use super::merge::{Merge, Scratch, base};
-use super::{Strides, Tensors, not_zero, tensors, unroll, visible};
+use super::{Strides, Tensors, by_width, not_zero, tensors, unroll, visible};
 use crate::device::math::{exp2, fma};
-use crate::device::stored::{KvElement, Stored};
 use crate::device::{Element, F16};
+use crate::kv::{Stored, for_each_storage};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
@@ -40,13 +40,13 @@ pub(super) const THREADS: u32 = 128;
 /// Keys that a block has in flight. Where the kernel chooses the length of a split, it is a multiple of this.
 pub(super) const KEY_STEP: u32 = 32;
 
-/// The parameters of the kernels. q and out are of type `Q`; k and v are stored as `Kv`, see [`KvElement`].
+/// The parameters of the kernels. q and out are of type `Q`; k and v are [`Stored`] as the kernel's name says.
 ///
 /// First elements and strides of all four tensors are multiples of 8 elements; each tensor, with its gaps, spans less than
 /// 2³¹ elements.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Decode<Q, Kv> {
+pub struct Decode<Q> {
     /// [b, num_q_heads, q_len, head_dim], disjoint from all others
     pub out: *mut Q,
     /// With more than one split, [b · num_q_heads · q_len, splits, [`partial_elements`](super::merge::partial_elements)(d)] for
@@ -57,9 +57,9 @@ pub struct Decode<Q, Kv> {
     /// [b, num_q_heads, q_len, head_dim]
     pub q: *const Q,
     /// [b, num_kv_heads, kv_len, head_dim]
-    pub k: *const Kv,
+    pub k: *const u8,
     /// [b, num_kv_heads, kv_len, head_dim]
-    pub v: *const Kv,
+    pub v: *const u8,
     pub out_strides: Strides,
     pub q_strides: Strides,
     pub k_strides: Strides,
@@ -80,9 +80,9 @@ pub struct Decode<Q, Kv> {
     pub causal: u32,
     /// Null, or [1]: then there are only past\[0\] + q_len keys, at most kv_len, and the splits divide these.
     pub past: *const u32,
-    /// Exponent bits of codes (`Kv` = `u16`), 2 to 8; else not used.
+    /// Exponent bits of codes, 2 to 8; else not used.
     pub exponent_bits: u32,
-    /// Scales of k's quants (`Kv` = `u8`), one for each block; else not used.
+    /// Scales of k's blocks, if it is stored in such; else not used.
     pub k_scales: *const F16,
     /// As `k_scales`, for v.
     pub v_scales: *const F16,
@@ -377,90 +377,65 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
     }
 }
 
+pub(super) const fn instance<P: Copy>(spec: KernelSpec<P>, rows: u32, head_dim: u32) -> Instance<P> {
+    Instance { spec, rows, head_dim }
+}
+
+/// Keys that a lane has in flight, for so many rows: as many as there are registers for, 4 at most. Of f32, half as many are.
+pub(super) const fn keys<S: Stored>(rows: usize) -> usize {
+    let keys = if S::APART { 4 / rows } else { 8 / rows };
+    if keys > 4 { 4 } else { keys }
+}
+
 macro_rules! kernels {
-    ($(
-        $instances:ident: $module:literal, $q:ty, $kv:ty, $d:literal {
-            $($name:ident: $rows:literal, $keys:literal;)*
+    ($kernels:ident $q:ty; $($storage:ident: $stored:ty, $types:expr, $([$width:ident $d:literal $of_width:literal])+;)*) => {
+        /// The kernels for queries of one type, by the storage of k and v, width and rows of a kv head.
+        pub mod $kernels {
+            use super::*;
+
+            $(mod $storage {
+                $(pub mod $width {
+                    use super::super::*;
+
+                    kernels! { @ r1 $q, $stored, $d, 1, concat!("attention_decode_", $of_width), "_r1_", $types }
+                    kernels! { @ r2 $q, $stored, $d, 2, concat!("attention_decode_", $of_width), "_r2_", $types }
+                    kernels! { @ r4 $q, $stored, $d, 4, concat!("attention_decode_", $of_width), "_r4_", $types }
+                    pub const INSTANCES: [Instance<Decode<$q>>; 3] =
+                        [instance(r1, 1, $d), instance(r2, 2, $d), instance(r4, 4, $d)];
+                })+
+            })*
+
+            pub(in crate::attention) const INSTANCES: &[Instances<Decode<$q>>] =
+                &[$(by_width(&[$($storage::$width::INSTANCES),+])),*];
+            /// All of them.
+            pub const KERNELS: &[KernelInfo] =
+                &[$($($storage::$width::r1.info(), $storage::$width::r2.info(), $storage::$width::r4.info(),)+)*];
         }
-    )*) => {
-        $($(
-            /// # Safety
-            /// [`Decode`] constrains the pointers, which are valid on the launching stream, and the numbers;
-            /// launched as [`Instance::spec`] says.
-            #[kernel(
-                block = THREADS, min_blocks = 4, module = $module, shuffles = shuffles($d, $rows, $keys),
-                shared(
-                    acc: [f32; acc_elements($rows)], m: [f32; state_elements($d, $rows)], l: [f32; state_elements($d, $rows)]
+    };
+    (@ $name:ident $q:ty, $stored:ty, $d:literal, $rows:literal, $of_width:expr, $of_rows:literal, $types:expr) => {
+        /// # Safety
+        /// [`Decode`] constrains the pointers, which are valid on the launching stream, and the numbers;
+        /// launched as [`Instance::spec`] says.
+        #[kernel(
+            name = concat!($of_width, $of_rows, $types), block = THREADS, min_blocks = 4,
+            module = concat!($of_width, "_", $types), shuffles = shuffles($d, $rows, keys::<$stored>($rows) as u32),
+            shared(
+                acc: [f32; acc_elements($rows)], m: [f32; state_elements($d, $rows)], l: [f32; state_elements($d, $rows)]
+            )
+        )]
+        pub unsafe fn $name(p: Decode<$q>) {
+            let [k, v] = <$stored>::of([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
+            let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
+            // SAFETY: `past` is null or points to one number; the other parameters fulfil `decode`'s contract.
+            unsafe {
+                let (work, keys_per_split) = Dense::new(p.q_len, p.kv_len, p.causal != 0, p.past, p.keys_per_split);
+                decode::<_, _, { $d / 8 }, $rows, { keys::<$stored>($rows) }, _>(
+                    tensors!(p, k, v), p.num_kv_heads, keys_per_split, work, scratch,
                 )
-            )]
-            pub unsafe fn $name(p: Decode<$q, $kv>) {
-                let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
-                let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
-                // SAFETY: `past` is null or points to one number; the other parameters fulfil `decode`'s contract.
-                unsafe {
-                    let (work, keys_per_split) = Dense::new(p.q_len, p.kv_len, p.causal != 0, p.past, p.keys_per_split);
-                    decode::<_, _, { $d / 8 }, $rows, $keys, _>(
-                        tensors!(p, k, v), p.num_kv_heads, keys_per_split, work, scratch,
-                    )
-                }
             }
-        )*
-
-        /// For 1, 2 and 4 rows.
-        const $instances: [Instance<Decode<$q, $kv>>; 3] =
-            [$(Instance { spec: $name, rows: $rows, head_dim: $d }),*];
-        )*
-
-        /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($($name.info()),*),*];
+        }
     };
 }
 
-kernels! {
-    D64_F32: "attention_decode_d64_f32", f32, f32, 64 {
-        attention_decode_d64_r1_f32: 1, 4;
-        attention_decode_d64_r2_f32: 2, 2;
-        attention_decode_d64_r4_f32: 4, 1;
-    }
-    D128_F32: "attention_decode_d128_f32", f32, f32, 128 {
-        attention_decode_d128_r1_f32: 1, 4;
-        attention_decode_d128_r2_f32: 2, 2;
-        attention_decode_d128_r4_f32: 4, 1;
-    }
-    D64_F16: "attention_decode_d64_f16", F16, F16, 64 {
-        attention_decode_d64_r1_f16: 1, 4;
-        attention_decode_d64_r2_f16: 2, 4;
-        attention_decode_d64_r4_f16: 4, 2;
-    }
-    D128_F16: "attention_decode_d128_f16", F16, F16, 128 {
-        attention_decode_d128_r1_f16: 1, 4;
-        attention_decode_d128_r2_f16: 2, 4;
-        attention_decode_d128_r4_f16: 4, 2;
-    }
-    D64_F32_F16: "attention_decode_d64_f32_f16", f32, F16, 64 {
-        attention_decode_d64_r1_f32_f16: 1, 4;
-        attention_decode_d64_r2_f32_f16: 2, 4;
-        attention_decode_d64_r4_f32_f16: 4, 2;
-    }
-    D128_F32_F16: "attention_decode_d128_f32_f16", f32, F16, 128 {
-        attention_decode_d128_r1_f32_f16: 1, 4;
-        attention_decode_d128_r2_f32_f16: 2, 4;
-        attention_decode_d128_r4_f32_f16: 4, 2;
-    }
-    D128_F32_CODED: "attention_decode_d128_f32_coded", f32, u16, 128 {
-        attention_decode_d128_r1_f32_coded: 1, 4;
-        attention_decode_d128_r2_f32_coded: 2, 4;
-        attention_decode_d128_r4_f32_coded: 4, 2;
-    }
-    D128_F32_Q8_0: "attention_decode_d128_f32_q8_0", f32, u8, 128 {
-        attention_decode_d128_r1_f32_q8_0: 1, 4;
-        attention_decode_d128_r2_f32_q8_0: 2, 4;
-        attention_decode_d128_r4_f32_q8_0: 4, 2;
-    }
-}
-
-pub(super) const OF_F32: Instances<Decode<f32, f32>> = [D64_F32, D128_F32];
-pub(super) const OF_F16: Instances<Decode<F16, F16>> = [D64_F16, D128_F16];
-pub(super) const OF_F32_F16: Instances<Decode<f32, F16>> = [D64_F32_F16, D128_F32_F16];
-pub(super) const OF_F32_CODED: Instances<Decode<f32, u16>> = [D128_F32_CODED, D128_F32_CODED];
-pub(super) const OF_F32_Q8_0: Instances<Decode<f32, u8>> = [D128_F32_Q8_0, D128_F32_Q8_0];
+kernels! { of_f16 F16; as_f16: *const F16, "f16", [d64 64 "d64"] [d128 128 "d128"]; }
+for_each_storage! { kernels of_f32 f32; }

@@ -12,9 +12,8 @@
 //! | attention_paged_‹kernel›_… | as these, through tables of pages        | many sequences     |
 //! | attention_backward_‹step›_‹t› | 64 queries or keys of a head, of the gradients | training |
 //!
-//! ‹t› is the type of q and out, followed by that of k and v where it differs: f32, f16, f32_f16. f32_coded and f32_q8_0 read
-//! a cache in one of the formats of [`stored`](crate::device::stored); both exist for D = 128 only, which serves every
-//! head_dim up to 128.
+//! ‹t› is the type of q and out, followed by that of k and v where it differs: f32, f16, f32_f16. The cache's formats
+//! other than f32 and f16 ([`kv`](crate::kv)) have kernels for D = 128 only, which serve every head_dim up to 128.
 
 pub mod backward;
 pub mod decode;
@@ -27,6 +26,7 @@ pub use decode::Decode;
 pub use prefill::{Prefill, PrefillMerge};
 
 use crate::device::F16;
+use crate::kv::Storage;
 use cuda_std::KernelSpec;
 
 /// Repeats a block with `$i` a constant 0, 1, …. Arrays that only constants index stay in registers, and addresses become
@@ -42,42 +42,39 @@ macro_rules! unroll {
 }
 use unroll;
 
-/// The dense kernels of one type of q and out, `Q`, and one element type of k and v, `Kv`: see
-/// [`KvElement`](crate::device::stored::KvElement).
+/// The dense kernels of one type of q and out, `Q`, and one [`Storage`] of k and v.
 #[derive(Clone, Copy)]
-pub struct Kernels<Q, Kv> {
+pub struct Kernels<Q> {
     /// Few queries.
-    pub decode: decode::Instances<Decode<Q, Kv>>,
+    pub decode: decode::Instances<Decode<Q>>,
     /// Many queries, of head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK), parts of the keys]
-    pub prefill: [KernelSpec<Prefill<Q, Kv>>; 2],
+    pub prefill: [KernelSpec<Prefill<Q>>; 2],
     /// Merges the parts.
     pub merge: KernelSpec<PrefillMerge<Q>>,
 }
 
-/// All f32.
-pub const OF_F32: Kernels<f32, f32> =
-    Kernels { decode: decode::OF_F32, prefill: prefill::OF_F32, merge: prefill::attention_prefill_merge_f32 };
 /// All f16.
-pub const OF_F16: Kernels<F16, F16> =
-    Kernels { decode: decode::OF_F16, prefill: prefill::OF_F16, merge: prefill::attention_prefill_merge_f16 };
-/// q and out f32, k and v f16.
-pub const OF_F32_F16: Kernels<f32, F16> = Kernels {
-    decode: decode::OF_F32_F16,
-    prefill: prefill::OF_F32_F16,
-    merge: prefill::attention_prefill_merge_f32,
+pub const OF_F16: Kernels<F16> = Kernels {
+    decode: decode::of_f16::INSTANCES[0],
+    prefill: prefill::of_f16::SPECS[0],
+    merge: prefill::attention_prefill_merge_f16,
 };
-/// q and out f32, k and v codes of a 16-bit float with any exponent bits.
-pub const OF_F32_CODED: Kernels<f32, u16> = Kernels {
-    decode: decode::OF_F32_CODED,
-    prefill: prefill::OF_F32_CODED,
-    merge: prefill::attention_prefill_merge_f32,
-};
-/// q and out f32, k and v in Q8_0.
-pub const OF_F32_Q8_0: Kernels<f32, u8> = Kernels {
-    decode: decode::OF_F32_Q8_0,
-    prefill: prefill::OF_F32_Q8_0,
-    merge: prefill::attention_prefill_merge_f32,
-};
+
+impl Kernels<f32> {
+    /// q and out f32, k and v stored so.
+    pub const fn of(storage: Storage) -> Self {
+        Self {
+            decode: decode::of_f32::INSTANCES[storage as usize],
+            prefill: prefill::of_f32::SPECS[storage as usize],
+            merge: prefill::attention_prefill_merge_f32,
+        }
+    }
+}
+
+/// For head_dim ≤ 64 and ≤ 128, the first and the last of a list: where there are kernels for wide heads only, they serve both.
+const fn by_width<T: Copy>(kernels: &[T]) -> [T; 2] {
+    [kernels[0], kernels[kernels.len() - 1]]
+}
 
 /// Strides of a tensor [b, heads, rows, head_dim] in elements; the last is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,6 @@ pub mod int8;
 pub mod math;
 pub mod order;
 pub mod rows;
-pub mod stored;
 pub mod ticket;
 pub mod vector;
 

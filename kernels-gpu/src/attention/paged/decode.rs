@@ -7,22 +7,22 @@
 
 use super::{Table, keys_per_split};
 use crate::attention::decode::{
-    Instance, Instances, Keys, THREADS, acc_elements, decode, shuffles, state_elements,
+    Instance, Instances, Keys, THREADS, acc_elements, decode, instance, keys, shuffles, state_elements,
 };
 use crate::attention::merge::Scratch;
-use crate::attention::{Strides, Tensors};
+use crate::attention::{Strides, Tensors, by_width};
 use crate::device::F16;
 use crate::device::element::load_word;
-use crate::device::stored::KvElement;
+use crate::kv::{Stored, for_each_storage};
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 /// The parameters of the kernels: fields without a comment are as [`Decode`](crate::attention::Decode) has them.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct PagedDecode<Q, Kv> {
+pub struct PagedDecode {
     /// [sequences, num_q_heads, head_dim]
-    pub out: *mut Q,
+    pub out: *mut f32,
     /// With more than one split in the grid, [sequences · num_q_heads, gridDim.x, partial_elements(D)], else not used.
     pub partial: *mut f32,
     pub counters: *mut u32,
@@ -31,11 +31,11 @@ pub struct PagedDecode<Q, Kv> {
     /// The number of keys of each sequence; those beyond `capacity` are ignored: [sequences]
     pub lens: *const u32,
     /// [sequences, num_q_heads, head_dim]
-    pub q: *const Q,
+    pub q: *const f32,
     /// [last_row + 1, num_kv_heads, head_dim]
-    pub k: *const Kv,
+    pub k: *const u8,
     /// [last_row + 1, num_kv_heads, head_dim]
-    pub v: *const Kv,
+    pub v: *const u8,
     pub out_strides: Strides,
     pub q_strides: Strides,
     pub k_strides: Strides,
@@ -98,100 +98,78 @@ impl Keys for Paged {
 }
 
 macro_rules! kernels {
-    ($(
-        $instances:ident: $module:literal, $kv:ty, $d:literal {
-            $($name:ident: $rows:literal, $keys:literal;)*
+    ($($storage:ident: $stored:ty, $types:expr, $([$width:ident $d:literal $of_width:literal])+;)*) => {
+        /// By the storage of k and v, width and rows of a kv head.
+        mod kernels {
+            $(pub mod $storage {
+                $(pub mod $width {
+                    use super::super::super::*;
+
+                    kernels! { @ r1 $stored, $d, 1, concat!("attention_paged_decode_", $of_width), "_r1_", $types }
+                    kernels! { @ r2 $stored, $d, 2, concat!("attention_paged_decode_", $of_width), "_r2_", $types }
+                    kernels! { @ r4 $stored, $d, 4, concat!("attention_paged_decode_", $of_width), "_r4_", $types }
+                    pub const INSTANCES: [Instance<PagedDecode>; 3] =
+                        [instance(r1, 1, $d), instance(r2, 2, $d), instance(r4, 4, $d)];
+                })+
+            })*
         }
-    )*) => {
-        $($(
-            /// # Safety
-            /// [`PagedDecode`] constrains the pointers, which are valid on the launching stream, and the numbers;
-            /// launched as [`Kernels::decode`](super::Kernels::decode) says.
-            #[kernel(
-                block = THREADS, min_blocks = 4, module = $module, shuffles = shuffles($d, $rows, $keys),
-                shared(
-                    acc: [f32; acc_elements($rows)], m: [f32; state_elements($d, $rows)], l: [f32; state_elements($d, $rows)]
-                )
-            )]
-            pub unsafe fn $name(p: PagedDecode<f32, $kv>) {
-                let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
-                let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
-                // SAFETY: the block's sequence has a length and a table, with pages for its keys; the other parameters
-                // fulfil `decode`'s contract.
-                unsafe {
-                    let sequence = thread::block_idx_y() / p.num_kv_heads.max(1);
-                    let len = load_word(p.lens.add(sequence as usize)).min(p.capacity);
-                    let keys = keys_per_split(len, p.splits);
-                    let splits = len.div_ceil(keys).max(1);
-                    if thread::block_idx_x() >= splits {
-                        return; // the whole block; no other block waits for it
-                    }
-                    let pages = p.tables.add((sequence * p.width) as usize);
-                    let table = Table { pages, last_row: p.last_row };
-                    let work = Paged { table, len, splits, num_kv_heads: p.num_kv_heads };
-                    let tensors = Tensors {
-                        out: p.out,
-                        q: p.q,
-                        k,
-                        v,
-                        out_strides: p.out_strides,
-                        q_strides: p.q_strides,
-                        k_strides: p.k_strides,
-                        v_strides: p.v_strides,
-                        group: p.group,
-                        q_len: 1,
-                        head_dim: p.head_dim,
-                        scale_log2: p.scale_log2,
-                    };
-                    decode::<_, _, { $d / 8 }, $rows, $keys, _>(tensors, p.num_kv_heads, keys, work, scratch)
-                }
-            }
-        )*
 
-        /// For 1, 2 and 4 rows.
-        const $instances: [Instance<PagedDecode<f32, $kv>>; 3] =
-            [$(Instance { spec: $name, rows: $rows, head_dim: $d }),*];
-        )*
-
+        pub(super) const INSTANCES: &[Instances<PagedDecode>] =
+            &[$(by_width(&[$(kernels::$storage::$width::INSTANCES),+])),*];
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($($name.info()),*),*];
+        pub const KERNELS: &[KernelInfo] = &[$($(
+            kernels::$storage::$width::r1.info(),
+            kernels::$storage::$width::r2.info(),
+            kernels::$storage::$width::r4.info(),
+        )+)*];
+    };
+    (@ $name:ident $stored:ty, $d:literal, $rows:literal, $of_width:expr, $of_rows:literal, $types:expr) => {
+        /// # Safety
+        /// [`PagedDecode`] constrains the pointers, which are valid on the launching stream, and the numbers;
+        /// launched as [`Kernels::decode`](crate::attention::paged::Kernels::decode) says.
+        #[kernel(
+            name = concat!($of_width, $of_rows, $types), block = THREADS, min_blocks = 4,
+            module = concat!($of_width, "_", $types), shuffles = shuffles($d, $rows, keys::<$stored>($rows) as u32),
+            shared(
+                acc: [f32; acc_elements($rows)], m: [f32; state_elements($d, $rows)], l: [f32; state_elements($d, $rows)]
+            )
+        )]
+        pub unsafe fn $name(p: PagedDecode) {
+            let [k, v] = <$stored>::of([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
+            let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
+            // SAFETY: the block's sequence has a length and a table, with pages for its keys; the other parameters
+            // fulfil `decode`'s contract.
+            unsafe {
+                let sequence = thread::block_idx_y() / p.num_kv_heads.max(1);
+                let len = load_word(p.lens.add(sequence as usize)).min(p.capacity);
+                let keys_per_split = keys_per_split(len, p.splits);
+                let splits = len.div_ceil(keys_per_split).max(1);
+                if thread::block_idx_x() >= splits {
+                    return; // the whole block; no other block waits for it
+                }
+                let pages = p.tables.add((sequence * p.width) as usize);
+                let table = Table { pages, last_row: p.last_row };
+                let work = Paged { table, len, splits, num_kv_heads: p.num_kv_heads };
+                let tensors = Tensors {
+                    out: p.out,
+                    q: p.q,
+                    k,
+                    v,
+                    out_strides: p.out_strides,
+                    q_strides: p.q_strides,
+                    k_strides: p.k_strides,
+                    v_strides: p.v_strides,
+                    group: p.group,
+                    q_len: 1,
+                    head_dim: p.head_dim,
+                    scale_log2: p.scale_log2,
+                };
+                decode::<_, _, { $d / 8 }, $rows, { keys::<$stored>($rows) }, _>(
+                    tensors, p.num_kv_heads, keys_per_split, work, scratch,
+                )
+            }
+        }
     };
 }
 
-kernels! {
-    D64_F32: "attention_paged_decode_d64_f32", f32, 64 {
-        attention_paged_decode_d64_r1_f32: 1, 4;
-        attention_paged_decode_d64_r2_f32: 2, 2;
-        attention_paged_decode_d64_r4_f32: 4, 1;
-    }
-    D128_F32: "attention_paged_decode_d128_f32", f32, 128 {
-        attention_paged_decode_d128_r1_f32: 1, 4;
-        attention_paged_decode_d128_r2_f32: 2, 2;
-        attention_paged_decode_d128_r4_f32: 4, 1;
-    }
-    D64_F32_F16: "attention_paged_decode_d64_f32_f16", F16, 64 {
-        attention_paged_decode_d64_r1_f32_f16: 1, 4;
-        attention_paged_decode_d64_r2_f32_f16: 2, 4;
-        attention_paged_decode_d64_r4_f32_f16: 4, 2;
-    }
-    D128_F32_F16: "attention_paged_decode_d128_f32_f16", F16, 128 {
-        attention_paged_decode_d128_r1_f32_f16: 1, 4;
-        attention_paged_decode_d128_r2_f32_f16: 2, 4;
-        attention_paged_decode_d128_r4_f32_f16: 4, 2;
-    }
-    D128_F32_CODED: "attention_paged_decode_d128_f32_coded", u16, 128 {
-        attention_paged_decode_d128_r1_f32_coded: 1, 4;
-        attention_paged_decode_d128_r2_f32_coded: 2, 4;
-        attention_paged_decode_d128_r4_f32_coded: 4, 2;
-    }
-    D128_F32_Q8_0: "attention_paged_decode_d128_f32_q8_0", u8, 128 {
-        attention_paged_decode_d128_r1_f32_q8_0: 1, 4;
-        attention_paged_decode_d128_r2_f32_q8_0: 2, 4;
-        attention_paged_decode_d128_r4_f32_q8_0: 4, 2;
-    }
-}
-
-pub(super) const OF_F32: Instances<PagedDecode<f32, f32>> = [D64_F32, D128_F32];
-pub(super) const OF_F32_F16: Instances<PagedDecode<f32, F16>> = [D64_F32_F16, D128_F32_F16];
-pub(super) const OF_F32_CODED: Instances<PagedDecode<f32, u16>> = [D128_F32_CODED, D128_F32_CODED];
-pub(super) const OF_F32_Q8_0: Instances<PagedDecode<f32, u8>> = [D128_F32_Q8_0, D128_F32_Q8_0];
+for_each_storage! { kernels }

@@ -18,8 +18,8 @@ pub mod decode;
 pub mod prefill;
 
 use super::decode::{Instances, KEY_STEP};
-use crate::device::F16;
 use crate::device::element::load_word_at;
+use crate::kv::Storage;
 use cuda_std::KernelSpec;
 
 pub use decode::PagedDecode;
@@ -42,24 +42,21 @@ pub const fn keys_per_split(len: u32, splits: u32) -> u32 {
     if keys < MIN_SPLIT_KEYS { MIN_SPLIT_KEYS } else { keys }
 }
 
-/// The kernels of one element type of k and v, `Kv`; q and out are f32.
+/// The kernels of one storage of k and v; q and out are f32.
 #[derive(Clone, Copy)]
-pub struct Kernels<Kv> {
+pub struct Kernels {
     /// A query for each sequence: grid = [splits, sequences · num_kv_heads, ceil(group / rows)]
-    pub decode: Instances<PagedDecode<f32, Kv>>,
+    pub decode: Instances<PagedDecode>,
     /// Many queries of one sequence, of head_dim ≤ 64 and ≤ 128: grid = [num_q_heads, ceil(q_len / QUERIES_PER_BLOCK)]
-    pub prefill: [KernelSpec<PagedPrefill<f32, Kv>>; 2],
+    pub prefill: [KernelSpec<PagedPrefill>; 2],
 }
 
-/// k and v f32.
-pub const OF_F32: Kernels<f32> = Kernels { decode: decode::OF_F32, prefill: prefill::OF_F32 };
-/// k and v f16.
-pub const OF_F32_F16: Kernels<F16> = Kernels { decode: decode::OF_F32_F16, prefill: prefill::OF_F32_F16 };
-/// k and v codes of a 16-bit float with any exponent bits.
-pub const OF_F32_CODED: Kernels<u16> =
-    Kernels { decode: decode::OF_F32_CODED, prefill: prefill::OF_F32_CODED };
-/// k and v in Q8_0.
-pub const OF_F32_Q8_0: Kernels<u8> = Kernels { decode: decode::OF_F32_Q8_0, prefill: prefill::OF_F32_Q8_0 };
+impl Kernels {
+    /// Those for k and v stored so.
+    pub const fn of(storage: Storage) -> Self {
+        Self { decode: decode::INSTANCES[storage as usize], prefill: prefill::SPECS[storage as usize] }
+    }
+}
 
 /// A sequence's pages.
 #[derive(Clone, Copy)]

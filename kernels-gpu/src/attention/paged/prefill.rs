@@ -8,26 +8,26 @@ use crate::attention::prefill::{
     BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, bn, chunks_elements, half_elements, prefill,
     sums_elements,
 };
-use crate::attention::{Strides, not_zero, tensors};
+use crate::attention::{Strides, by_width, not_zero, tensors};
 use crate::device::F16;
-use crate::device::stored::KvElement;
+use crate::kv::{Stored, for_each_storage};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
 /// The parameters of the kernels: fields without a comment are as [`Prefill`](crate::attention::Prefill) has them.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct PagedPrefill<Q, Kv> {
+pub struct PagedPrefill {
     /// [num_q_heads, q_len, head_dim]
-    pub out: *mut Q,
+    pub out: *mut f32,
     /// The sequence's pages: [ceil(kv_len / PAGE)]
     pub table: *const u32,
     /// [num_q_heads, q_len, head_dim]
-    pub q: *const Q,
+    pub q: *const f32,
     /// [last_row + 1, num_kv_heads, head_dim]
-    pub k: *const Kv,
+    pub k: *const u8,
     /// [last_row + 1, num_kv_heads, head_dim]
-    pub v: *const Kv,
+    pub v: *const u8,
     pub out_strides: Strides,
     pub q_strides: Strides,
     pub k_strides: Strides,
@@ -98,57 +98,52 @@ impl Work<KEYS> for Paged {
 }
 
 macro_rules! kernels {
-    ($($name:ident: $kv:ty, $groups:literal;)*) => {
-        $(
-            /// # Safety
-            /// [`PagedPrefill`] constrains the pointers, which are valid on the launching stream, and the numbers;
-            /// launched as [`Kernels::prefill`](super::Kernels::prefill) says.
-            #[kernel(
-                block = THREADS, min_blocks = 2, module = stringify!($name), shuffles = SHUFFLES,
-                shared(
-                    chunks: [f32; chunks_elements(WARPS, KEYS)], probabilities: [f32; half_elements(WARPS, KEYS)],
-                    maxima: [f32; BM], sums: [f32; sums_elements(WARPS)]
-                )
-            )]
-            pub unsafe fn $name(p: PagedPrefill<f32, $kv>) {
-                let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
-                let scratch = Scratch { chunks, probabilities, maxima, sums };
-                // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
-                unsafe {
-                    not_zero(p.num_q_heads);
-                    let dense = Dense {
-                        num_q_heads: p.num_q_heads,
-                        q_len: p.q_len,
-                        kv_len: p.kv_len,
-                        causal: u32::MAX,
-                        longest_first: p.longest_first,
-                    };
-                    let work = Paged { dense, table: Table { pages: p.table, last_row: p.last_row } };
-                    prefill::<_, _, WARPS, $groups, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(tensors!(p, k, v), p.last_row, work, scratch)
-                }
-            }
-        )*
+    ($($storage:ident: $stored:ty, $types:expr, $([$width:ident $d:literal $of_width:literal])+;)*) => {
+        /// By the storage of k and v, and width.
+        mod kernels {
+            $(pub mod $storage {
+                use super::super::*;
 
+                $(
+                    /// # Safety
+                    /// [`PagedPrefill`] constrains the pointers, which are valid on the launching stream, and the numbers;
+                    /// launched as [`Kernels::prefill`](crate::attention::paged::Kernels::prefill) says.
+                    #[kernel(
+                        name = concat!("attention_paged_prefill_", $of_width, "_", $types), block = THREADS, min_blocks = 2,
+                        shuffles = SHUFFLES,
+                        shared(
+                            chunks: [f32; chunks_elements(WARPS, KEYS)], probabilities: [f32; half_elements(WARPS, KEYS)],
+                            maxima: [f32; BM], sums: [f32; sums_elements(WARPS)]
+                        )
+                    )]
+                    pub unsafe fn $width(p: PagedPrefill) {
+                        let [k, v] = <$stored>::of([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
+                        let scratch = Scratch { chunks, probabilities, maxima, sums };
+                        // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
+                        unsafe {
+                            not_zero(p.num_q_heads);
+                            let dense = Dense {
+                                num_q_heads: p.num_q_heads,
+                                q_len: p.q_len,
+                                kv_len: p.kv_len,
+                                causal: u32::MAX,
+                                longest_first: p.longest_first,
+                            };
+                            let work = Paged { dense, table: Table { pages: p.table, last_row: p.last_row } };
+                            prefill::<_, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
+                                tensors!(p, k, v), p.last_row, work, scratch,
+                            )
+                        }
+                    }
+                )+
+            })*
+        }
+
+        pub(super) const SPECS: &[[KernelSpec<PagedPrefill>; 2]] =
+            &[$(by_width(&[$(kernels::$storage::$width),+])),*];
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+        pub const KERNELS: &[KernelInfo] = &[$($(kernels::$storage::$width.info(),)+)*];
     };
 }
 
-kernels! {
-    attention_paged_prefill_d64_f32: f32, 1;
-    attention_paged_prefill_d64_f32_f16: F16, 1;
-    attention_paged_prefill_d128_f32: f32, 2;
-    attention_paged_prefill_d128_f32_f16: F16, 2;
-    attention_paged_prefill_d128_f32_coded: u16, 2;
-    attention_paged_prefill_d128_f32_q8_0: u8, 2;
-}
-
-/// For head_dim ≤ 64 and ≤ 128, as the others.
-pub(super) const OF_F32: [KernelSpec<PagedPrefill<f32, f32>>; 2] =
-    [attention_paged_prefill_d64_f32, attention_paged_prefill_d128_f32];
-pub(super) const OF_F32_F16: [KernelSpec<PagedPrefill<f32, F16>>; 2] =
-    [attention_paged_prefill_d64_f32_f16, attention_paged_prefill_d128_f32_f16];
-pub(super) const OF_F32_CODED: [KernelSpec<PagedPrefill<f32, u16>>; 2] =
-    [attention_paged_prefill_d128_f32_coded; 2];
-pub(super) const OF_F32_Q8_0: [KernelSpec<PagedPrefill<f32, u8>>; 2] =
-    [attention_paged_prefill_d128_f32_q8_0; 2];
+for_each_storage! { kernels }

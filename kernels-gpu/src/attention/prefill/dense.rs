@@ -17,31 +17,31 @@ use super::{
     prefill, read_indices, sums_elements,
 };
 use crate::attention::merge::{base, partial_elements};
-use crate::attention::{Strides, not_zero, tensors, unroll};
+use crate::attention::{Strides, by_width, not_zero, tensors, unroll};
 use crate::device::math::{exp2, fma, rcp};
-use crate::device::stored::KvElement;
 use crate::device::{Element, F16};
+use crate::kv::{Stored, for_each_storage};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
 /// Columns of a tile's scores that a thread computes: tiles of 128 keys.
 pub(in crate::attention) const KEYS: usize = 8;
 
-/// The parameters of the kernels. q and out are of type `Q`; k and v are stored as `Kv`, see [`KvElement`].
+/// The parameters of the kernels. q and out are of type `Q`; k and v are [`Stored`] as the kernel's name says.
 ///
 /// First elements and strides of all four tensors are multiples of 8 elements; each tensor, with its gaps, spans less than
 /// 2³¹ elements.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Prefill<Q, Kv> {
+pub struct Prefill<Q> {
     /// [b, num_q_heads, q_len, head_dim], disjoint from all others
     pub out: *mut Q,
     /// [b, num_q_heads, q_len, head_dim]
     pub q: *const Q,
     /// [b, num_kv_heads, kv_len, head_dim]
-    pub k: *const Kv,
+    pub k: *const u8,
     /// [b, num_kv_heads, kv_len, head_dim]
-    pub v: *const Kv,
+    pub v: *const u8,
     pub out_strides: Strides,
     pub q_strides: Strides,
     pub k_strides: Strides,
@@ -66,9 +66,9 @@ pub struct Prefill<Q, Kv> {
     /// With more than one part, [gridDim.x, gridDim.y, parts, BM, [`partial_elements`](super::super::merge::partial_elements)(D)],
     /// 16-byte aligned, else not used. The second index is that of the queries.
     pub partial: *mut f32,
-    /// Exponent bits of codes (`Kv` = `u16`), 2 to 8; else not used.
+    /// Exponent bits of codes, 2 to 8; else not used.
     pub exponent_bits: u32,
-    /// Scales of k's quants (`Kv` = `u8`), one for each block; else not used.
+    /// Scales of k's blocks, if it is stored in such; else not used.
     pub k_scales: *const F16,
     /// As `k_scales`, for v.
     pub v_scales: *const F16,
@@ -228,69 +228,63 @@ impl Work<KEYS> for Part {
 }
 
 macro_rules! kernels {
-    ($($name:ident: $q:ty, $kv:ty, $groups:literal;)*) => {
-        $(
-            /// # Safety
-            /// [`Prefill`] constrains the pointers, which are valid on the launching stream, and the numbers;
-            /// launched as [`Kernels::prefill`](crate::attention::Kernels::prefill) says.
-            #[kernel(
-                block = THREADS, min_blocks = 2, module = stringify!($name), shuffles = SHUFFLES,
-                shared(
-                    chunks: [f32; chunks_elements(WARPS, KEYS)], probabilities: [f32; half_elements(WARPS, KEYS)],
-                    maxima: [f32; BM], sums: [f32; sums_elements(WARPS)]
-                )
-            )]
-            pub unsafe fn $name(p: Prefill<$q, $kv>) {
-                let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
-                let scratch = Scratch { chunks, probabilities, maxima, sums };
-                // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
-                unsafe {
-                    not_zero(p.num_q_heads);
-                    let dense = Dense {
-                        num_q_heads: p.num_q_heads,
-                        q_len: p.q_len,
-                        kv_len: p.kv_len,
-                        causal: 0u32.wrapping_sub(p.causal),
-                        longest_first: if thread::block_idx_z().is_multiple_of(2) { p.longest_first } else { 0 },
-                    };
-                    let elements = BM * partial_elements(64 * $groups);
-                    let work = Part { dense, parts_log2: p.parts_log2, partial: p.partial, elements };
-                    prefill::<_, _, WARPS, $groups, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
-                        tensors!(p, k, v), p.kv_len.wrapping_sub(1), work, scratch,
-                    )
-                }
-            }
-        )*
+    ($kernels:ident $q:ty; $($storage:ident: $stored:ty, $types:expr, $([$width:ident $d:literal $of_width:literal])+;)*) => {
+        /// The kernels for queries of one type, by the storage of k and v, and width.
+        pub mod $kernels {
+            use super::*;
 
-        /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[
-            $($name.info(),)* attention_prefill_merge_f32.info(), attention_prefill_merge_f16.info(),
-        ];
+            $(mod $storage {
+                use super::*;
+
+                $(
+                    /// # Safety
+                    /// [`Prefill`] constrains the pointers, which are valid on the launching stream, and the numbers;
+                    /// launched as [`Kernels::prefill`](crate::attention::Kernels::prefill) says.
+                    #[kernel(
+                        name = concat!("attention_prefill_", $of_width, "_", $types), block = THREADS, min_blocks = 2,
+                        shuffles = SHUFFLES,
+                        shared(
+                            chunks: [f32; chunks_elements(WARPS, KEYS)], probabilities: [f32; half_elements(WARPS, KEYS)],
+                            maxima: [f32; BM], sums: [f32; sums_elements(WARPS)]
+                        )
+                    )]
+                    pub unsafe fn $width(p: Prefill<$q>) {
+                        let [k, v] = <$stored>::of([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
+                        let scratch = Scratch { chunks, probabilities, maxima, sums };
+                        // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
+                        unsafe {
+                            not_zero(p.num_q_heads);
+                            let dense = Dense {
+                                num_q_heads: p.num_q_heads,
+                                q_len: p.q_len,
+                                kv_len: p.kv_len,
+                                causal: 0u32.wrapping_sub(p.causal),
+                                longest_first: if thread::block_idx_z().is_multiple_of(2) { p.longest_first } else { 0 },
+                            };
+                            let work = Part {
+                                dense,
+                                parts_log2: p.parts_log2,
+                                partial: p.partial,
+                                elements: BM * partial_elements($d),
+                            };
+                            prefill::<_, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
+                                tensors!(p, k, v), p.kv_len.wrapping_sub(1), work, scratch,
+                            )
+                        }
+                    }
+                )+
+            })*
+
+            pub(in crate::attention) const SPECS: &[[KernelSpec<Prefill<$q>>; 2]] =
+                &[$(by_width(&[$($storage::$width),+])),*];
+            /// All of them.
+            pub const KERNELS: &[KernelInfo] = &[$($($storage::$width.info(),)+)*];
+        }
     };
 }
 
-kernels! {
-    attention_prefill_d64_f32: f32, f32, 1;
-    attention_prefill_d64_f16: F16, F16, 1;
-    attention_prefill_d64_f32_f16: f32, F16, 1;
-    attention_prefill_d128_f32: f32, f32, 2;
-    attention_prefill_d128_f16: F16, F16, 2;
-    attention_prefill_d128_f32_f16: f32, F16, 2;
-    attention_prefill_d128_f32_coded: f32, u16, 2;
-    attention_prefill_d128_f32_q8_0: f32, u8, 2;
-}
-
-/// For head_dim ≤ 64 and ≤ 128, as the others.
-pub(in crate::attention) const OF_F32: [KernelSpec<Prefill<f32, f32>>; 2] =
-    [attention_prefill_d64_f32, attention_prefill_d128_f32];
-pub(in crate::attention) const OF_F16: [KernelSpec<Prefill<F16, F16>>; 2] =
-    [attention_prefill_d64_f16, attention_prefill_d128_f16];
-pub(in crate::attention) const OF_F32_F16: [KernelSpec<Prefill<f32, F16>>; 2] =
-    [attention_prefill_d64_f32_f16, attention_prefill_d128_f32_f16];
-pub(in crate::attention) const OF_F32_CODED: [KernelSpec<Prefill<f32, u16>>; 2] =
-    [attention_prefill_d128_f32_coded; 2];
-pub(in crate::attention) const OF_F32_Q8_0: [KernelSpec<Prefill<f32, u8>>; 2] =
-    [attention_prefill_d128_f32_q8_0; 2];
+kernels! { of_f16 F16; as_f16: *const F16, "f16", [d64 64 "d64"] [d128 128 "d128"]; }
+for_each_storage! { kernels of_f32 f32; }
 
 /// The parameters of the kernels that merge the parts of [`Prefill`].
 #[derive(Clone, Copy, KernelParams)]
@@ -373,3 +367,6 @@ merge_kernels! {
     attention_prefill_merge_f32: f32;
     attention_prefill_merge_f16: F16;
 }
+
+/// The kernels that merge.
+pub const MERGE: &[KernelInfo] = &[attention_prefill_merge_f32.info(), attention_prefill_merge_f16.info()];

@@ -2,8 +2,8 @@
 
 use super::{BK, PAD, Work, bm, bn, key_of, v_keys};
 use crate::attention::unroll;
-use crate::device::stored::Stored;
 use crate::device::{Element, Shared};
+use crate::kv::Stored;
 use cuda_std::inlined;
 
 /// Vectors of a chunk in flight from global to shared memory, not yet converted: two of Q and 2 KEYS / WARPS of K, or V.

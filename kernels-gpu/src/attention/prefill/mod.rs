@@ -42,8 +42,8 @@ pub use dense::*;
 use super::merge::STATE as STATE_ELEMENTS;
 use super::{Tensors, not_zero, unroll};
 use crate::device::math::{exp2, rcp};
-use crate::device::stored::Stored;
 use crate::device::{Element, Shared};
+use crate::kv::Stored;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use cuda_std::gpu_only;
