@@ -73,8 +73,8 @@ impl Limits {
 impl Limits {
     /// Adds the tolerance for keys and values in `format` in a model of `layers` layers.
     ///
-    /// The relative error of a key or value is the format's. Attention does not increase it, and the layers' errors add up like independent ones. Twice
-    /// that is tolerated, as norms and softmax may amplify it.
+    /// The relative error of a key or value is that of its format. Attention does not increase it, and the layers' errors add up like
+    /// independent ones. Twice that is tolerated, as norms and softmax may amplify it.
     pub fn with_cache(self, format: KvFormat, layers: usize) -> Self {
         Self { stage: self.stage + 2.0 * format.error() * (2.0 * layers as f64).sqrt(), ..self }
     }

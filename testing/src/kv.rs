@@ -1,5 +1,5 @@
-//! The expected contents of a cache, and its actual contents: of floats by code that is independent of the kernels and of the CPU
-//! fallback, of blocks as the format of weights encodes them, which has tests of its own, and as its blocks in files are defined.
+//! The expected contents of a cache, and its actual contents, by code that is independent of the kernels and of the CPU
+//! fallback.
 
 use super::float16::{nearest, value};
 use super::quant::read_gguf;
@@ -13,22 +13,19 @@ use pascaline::{DType, Result, Tensor, ops};
 pub(super) fn stored(row: &[f32], format: KvFormat) -> Vec<f32> {
     let rounded =
         |bits, overflow| row.iter().map(|&x| nearest(f64::from(x), bits, overflow) as f32).collect();
-    match (format, format.blocks()) {
-        (_, Some(blocks)) => {
-            let about = blocks.descriptor();
-            let mut padded = row.to_vec();
-            padded.resize(row.len().next_multiple_of(about.block), 0.0);
-            let mut quants = vec![0; padded.len() / 8 * about.bits];
-            let mut scales = vec![0; about.scales.row_bytes(padded.len())];
-            (about.encode)(&padded, &mut quants, &mut scales);
-            let mut values = decoded(blocks, &quants, &scales);
-            values.truncate(row.len());
-            values
-        }
-        (KvFormat::F16, _) => rounded(5, Overflow::Infinity),
-        (KvFormat::Float16(bits), _) => rounded(bits, Overflow::Saturate),
-        _ => row.to_vec(),
+    match format {
+        KvFormat::F32 => row.to_vec(),
+        KvFormat::F16 => rounded(5, Overflow::Infinity),
+        KvFormat::Float16(bits) => rounded(bits, Overflow::Saturate),
+        KvFormat::Q8_0 => row.chunks(32).flat_map(block).collect(),
     }
+}
+
+/// A block of Q8_0: quants by the scale before it is rounded to f16, times the rounded one.
+fn block(x: &[f32]) -> Vec<f32> {
+    let scale = x.iter().fold(0f32, |max, x| max.max(x.abs())) / 127.0;
+    let quant = |x: &f32| if scale > 0.0 { (x * (1.0 / scale)).round_ties_even() } else { 0.0 };
+    x.iter().map(|x| f16::from_f32(scale).to_f32() * quant(x)).collect()
 }
 
 /// The values of blocks, by way of those in files.
