@@ -64,7 +64,7 @@ impl Checkpoint {
     /// file. Its vision file (mmproj) is `mmproj`, or if not given the one in the same folder that fits.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong in it; also if `path` is a
+    /// [`Error::Checkpoint`] with the file and what is wrong in it; also if `path` is a
     /// checkpoint's directory and `mmproj` is given, as that has a vision tower of its own.
     pub fn open(models: Models, path: impl AsRef<Path>, mmproj: Option<&Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -167,7 +167,7 @@ impl Checkpoint {
     /// The model's configuration.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and the field or key.
+    /// [`Error::Checkpoint`] with the file and the field or key.
     pub fn config(&self) -> Result<Config> {
         match &self.files {
             Files::Directory(dir) => directory_config(self.models, dir),
@@ -292,7 +292,7 @@ impl Checkpoint {
 /// The configuration of the model in a directory as published.
 ///
 /// # Errors
-/// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field; for a model that is none of `models` with the list.
+/// [`Error::Checkpoint`] with file and field; for a model that is none of `models` with the list.
 pub fn directory_config(models: Models, dir: &Path) -> Result<Config> {
     let file = dir.join("config.json");
     config(models, &file, &json::read_bytes(&file, MAX_CONFIG)?)

@@ -29,6 +29,7 @@ impl Checks {
 /// | `PASCALINE_VIRTUAL_DEVICES` | names of cards, separated by commas: one device for each | one, of `CARD` |
 /// | `PASCALINE_VIRTUAL_PEERS` | `1` or `0`: devices may reach each other's memory | `1` |
 /// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence` | `all` |
+/// | `PASCALINE_VIRTUAL_LOCKSTEP` | `1`: lanes of a warp may rely on lockstep, as on sm_61; `0`: `races` also finds a lane that reads from shared memory what another lane stored without a warp barrier | `1` |
 /// | `PASCALINE_VIRTUAL_SEED` | integer: order of streams and warps | `1` |
 /// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory: one number for all devices, or one for each, separated by commas | the card's |
 /// | `PASCALINE_VIRTUAL_POOLS` | `1` or `0`: stream-ordered memory pools | `1` |
@@ -45,6 +46,9 @@ pub struct Config {
     /// Whether devices may reach each other's memory.
     pub peers: bool,
     pub checks: Checks,
+    /// Whether lanes of a warp may rely on lockstep, as on sm_61. If not, [`Checks::races`] also finds a lane that reads from shared
+    /// memory what another lane of its warp stored without a warp barrier: compilers, and sm_70 and later, do not promise the order.
+    pub lockstep: bool,
     /// Seeds the interleaving of streams and the order of a block's warps.
     pub seed: u64,
     /// Device memory in bytes; `None`: the card's.
@@ -78,6 +82,7 @@ impl Default for Config {
             others: Vec::new(),
             peers: true,
             checks: Checks::ALL,
+            lockstep: true,
             seed: 1,
             memory_limit: None,
             pools: true,
@@ -168,6 +173,7 @@ impl Config {
         c.seed = int("SEED")?.unwrap_or(c.seed);
         c.pools = flag("POOLS", c.pools)?;
         c.late = flag("LATE", c.late)?;
+        c.lockstep = flag("LOCKSTEP", c.lockstep)?;
         c.traffic = flag("TRAFFIC", c.traffic)?;
         if let Some(n) = int("THREADS")? {
             c.threads = n.clamp(1, 1024) as usize;

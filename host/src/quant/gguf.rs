@@ -117,7 +117,7 @@ pub fn dequantize_blocks(ty: GgmlType, bytes: &[u8], values: &mut [f32]) {
 mod tests {
     use super::super::FORMATS;
 
-    /// One bit at a time: each moves to exactly one position, and back.
+    /// One bit at a time: each moves to exactly one position, those of an exponent to any, and back.
     #[test]
     fn every_bit_comes_back() {
         for format in FORMATS {
@@ -135,7 +135,7 @@ mod tests {
                 bytes[bit / 8] = 1 << (bit % 8);
                 let memory = of(&bytes);
                 let changed: u32 = memory.iter().zip(&none).map(|(a, b)| (a ^ b).count_ones()).sum();
-                assert_eq!(changed, 1, "{}, bit {bit}", about.name);
+                assert!(changed == 1 || file.exponent == Some(bit / 8), "{}, bit {bit}", about.name);
                 let mut back = vec![0xff; file.bytes];
                 (about.to_file)(&mut back, &memory[..quants], &memory[quants..]);
                 assert_eq!(back, bytes, "{}, bit {bit}", about.name);

@@ -79,7 +79,7 @@ fn run_seeded(
     threads: u32,
     seed: u64,
 ) -> std::result::Result<LaunchReport, Fault> {
-    let mut gpu = Gpu::new(Config { seed, ..Config::default() });
+    let mut gpu = Gpu::new(Config { seed, lockstep: false, ..Config::default() });
     let loaded = gpu.load(module.clone()).expect("enough memory");
     let zeroes = |gpu: &mut Gpu, elements: usize| {
         let address = gpu.alloc(4 * elements as u64).expect("enough memory");

@@ -142,7 +142,7 @@ impl<'j> Block<'j> {
             self.shared_written.resize(shared, 0);
         }
         if checks.races {
-            self.races.reset(shared, self.job.kernel.granule);
+            self.races.reset(shared, self.job.kernel.granule, self.job.config.lockstep);
         }
         self.barriers = [Barrier::default(); 16];
         let count = self.threads.div_ceil(32);

@@ -1,9 +1,9 @@
 //! Race detection: which warp touched which shared memory since the last barrier.
 //!
 //! Each warp has a vector clock; a barrier joins the clocks of those that meet there. An access races with an
-//! earlier one of another warp that is not in its clock. Within a warp, hardware runs in lockstep and compilers do not know it:
-//! a lane that reads what another wrote needs a warp barrier, and lanes of one instruction must not store different values. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per
-//! thread and with the readers of one epoch as a bit mask.
+//! earlier one of another warp that is not in its clock. Lanes of one instruction must not store different values. Hardware runs a
+//! warp in lockstep, which compilers do not know: if it is not to be relied on, a lane that reads what another wrote needs a warp
+//! barrier. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per thread and with the readers of one epoch as a bit mask.
 
 /// `clock[w]`: the latest step of warp w that is known to happen before.
 pub(super) type VectorClock = [u32; 32];
@@ -66,10 +66,13 @@ pub(super) struct Party<'a> {
 pub(super) struct Races {
     cells: Vec<Cell>,
     shift: u32,
+    /// Whether lanes of a warp may rely on lockstep.
+    lockstep: bool,
 }
 
 impl Races {
-    pub fn reset(&mut self, bytes: usize, granule: u8) {
+    pub fn reset(&mut self, bytes: usize, granule: u8, lockstep: bool) {
+        self.lockstep = lockstep;
         self.shift = granule.trailing_zeros();
         self.cells.clear();
         self.cells.resize(bytes.div_ceil(granule as usize), Cell::default());
@@ -88,7 +91,7 @@ impl Races {
             let now = p.clock[p.warp];
             let is_of_warp =
                 c.write_warp as usize == p.warp && c.write_clock == now && c.write_sync == p.sync;
-            if is_of_warp && c.write_thread != p.thread && !c.write_loose && !p.loose {
+            if !self.lockstep && is_of_warp && c.write_thread != p.thread && !c.write_loose && !p.loose {
                 return Some(Conflict::WroteInWarp { thread: c.write_thread, line: c.write_line });
             }
             if now > c.read_clock {
