@@ -237,6 +237,9 @@ impl PtxModule {
         self.device.bind()?;
         let missing =
             |reason: String| Error::ModuleLoad { code: NOT_FOUND, log: format!("kernel {name}: {reason}") };
+        if name.is_empty() {
+            return Err(missing("the name is empty".into())); // drivers answer CUDA_ERROR_INVALID_VALUE
+        }
         let symbol = CString::new(name).map_err(|error| missing(error.to_string()))?;
         let mut function = ptr::null_mut();
         // SAFETY: `module` was loaded into the bound context and is never unloaded; the name is a C string.
