@@ -61,8 +61,9 @@ enum Pattern {
     Constant(Vec<u8>),
     /// Uniform: a random byte chooses one of 256 values.
     Values { size: usize, table: Vec<u8> },
-    /// Random quants and sub-block scales, with the bytes of these scales at their offsets in the block.
-    Blocks { size: usize, scales: Vec<(usize, Vec<u8>)> },
+    /// Random quants and sub-block scales, with these f16 scales at their offsets in the block. An exponent at its offset is this one, or
+    /// for this share of the blocks in 256 the next.
+    Blocks { size: usize, scales: Vec<(usize, [u8; 2])>, exponent: Option<(usize, u8, u8)> },
 }
 
 impl Pattern {
@@ -91,9 +92,11 @@ impl Pattern {
     fn blocks(ty: GgmlType, d: f32) -> Self {
         let about = ty.descriptor();
         let scales = about.scales.iter().zip([d, about.centre * d]);
-        let scales = scales.map(|(&at, scale)| (at, f16::from_f32(scale).to_le_bytes().to_vec()));
-        let exponent = about.exponent.map(|at| (at, vec![(d.log2().round() + 127.0) as u8]));
-        Self::Blocks { size: ty.block_bytes(), scales: scales.chain(exponent).collect() }
+        let scales = scales.map(|(&at, scale)| (at, f16::from_f32(scale).to_le_bytes())).collect();
+        let (power, square) = (d.log2().floor(), (d / d.log2().floor().exp2()).powi(2)); // of 1 to 4, between two powers' squares
+        let exponent =
+            about.exponent.map(|at| (at, (power + 127.0) as u8, ((square - 1.0) / 3.0 * 256.0) as u8));
+        Self::Blocks { size: ty.block_bytes(), scales, exponent }
     }
 
     fn fill(&self, rng: &mut ChaCha8Rng, bytes: &mut [u8]) {
@@ -108,11 +111,14 @@ impl Pattern {
                     bytes.copy_from_slice(&table[usize::from(which) * size..][..*size]);
                 }
             }
-            Self::Blocks { size, scales } => {
+            Self::Blocks { size, scales, exponent } => {
                 rng.fill_bytes(bytes);
                 for block in bytes.chunks_exact_mut(*size) {
                     for (at, scale) in scales {
-                        block[*at..at + scale.len()].copy_from_slice(scale);
+                        block[*at..at + 2].copy_from_slice(scale);
+                    }
+                    if let Some((at, power, share)) = *exponent {
+                        block[at] = power + u8::from(block[at] < share);
                     }
                 }
             }

@@ -422,7 +422,10 @@ async fn model(State(server): State<Arc<Server>>, Path(name): Path<String>) -> R
     let all = server.models.names();
     match all.iter().find(|(other, _)| *other == name) {
         Some((_, app)) => Ok(json_response(StatusCode::OK, &description(&server, &name, app.as_deref()))),
-        None => Err(ApiError::no_model(&name, all.into_iter().map(|(name, _)| name))),
+        // the name is in the path, and no parameter
+        None => {
+            Err(ApiError { param: None, ..ApiError::no_model(&name, all.into_iter().map(|(name, _)| name)) })
+        }
     }
 }
 
