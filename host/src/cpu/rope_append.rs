@@ -11,6 +11,7 @@ use half::f16;
 use kernels_gpu::float16::encode;
 use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
+use std::borrow::Cow;
 
 pub(crate) fn rope_append(
     Outputs { mut q, mut k, mut v }: Outputs,
@@ -88,8 +89,11 @@ fn rotate<T: Float>(x: &mut [f32], weight: Option<&[T]>, eps: f32, cos: &[f32], 
 fn write(cache: &mut KvMut, row: usize, x: &[f32]) -> Result<()> {
     match (cache.format, cache.format.blocks()) {
         (_, Some(format)) => {
-            let mut x = x.to_vec();
-            x.resize(x.len().next_multiple_of(BLOCK), 0.0);
+            let mut x = Cow::Borrowed(x);
+            if !x.len().is_multiple_of(BLOCK) {
+                let whole = x.len().next_multiple_of(BLOCK);
+                x.to_mut().resize(whole, 0.0);
+            }
             let about = format.descriptor();
             let (of_quants, of_scales) = (x.len() / 8 * about.bits, about.scales.row_bytes(x.len()));
             let quants: &mut [u8] = bytemuck::cast_slice_mut(slice_mut::<u32>(&mut cache.values)?);

@@ -3,14 +3,13 @@
 //! quants: u4 [n, k], 16 bytes for a block, ordered as [`levels16`](super::levels16) says. scales: f16 [n, k / 32]. A block of a file
 //! is d and 16 bytes as in Q4_0.
 
-use super::levels16::{Iq4, fit, four, pack, widen};
+use super::levels16::{Iq4, dot, fit, four, pack, widen};
 use crate::device::int8::load_half_word;
-use crate::device::math::fma;
 use crate::device::{Element, F16};
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{Half, inverse, stored_scale};
 use crate::quant::encode::{Encode, THREADS, Words, own_block};
-use crate::quant::weights::{MAGIC, Matrix, Weights, dot32, from_magic, half_scale, half_scales};
+use crate::quant::weights::{Matrix, Weights, half_scale, half_scales};
 use cuda_std::prelude::*;
 
 /// The format.
@@ -39,8 +38,7 @@ impl Weights for Iq4Nl {
     }
 
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
-        let sum = dot32(widen::<Iq4>(quants[0]), [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
-        fma(from_magic(sum), scale * x.blocks[0].scale, acc)
+        dot::<Iq4>(quants[0], scale, x, acc)
     }
 }
 
@@ -109,36 +107,9 @@ mod on_host {
 
 #[cfg(target_arch = "x86_64")]
 mod on_avx2 {
-    use super::super::Format;
-    use super::super::avx2::{Avx2, ROWS, halves};
-    use super::super::levels16::on_avx2::{block, sums_of_pair};
+    use super::super::avx2::halves;
+    use super::super::levels16::on_avx2::avx2;
     use super::{Iq4, Iq4Nl};
-    use std::arch::x86_64::*;
 
-    impl Avx2 for Iq4Nl {
-        const FORMAT: Format = Format::Iq4Nl;
-        const SIGNED: bool = true;
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
-            block::<Iq4>(row, j)
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn steps(scales: &[u8], group: usize) -> [__m256; 2] {
-            halves(scales, group)
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn sums_of_pair<const G: usize>(
-            w: &[&[u8; G]; ROWS],
-            pair: usize,
-            x: [__m256i; 2],
-        ) -> [[__m256i; 2]; 2] {
-            sums_of_pair::<Iq4, G>(w, pair, x)
-        }
-    }
+    avx2!(Iq4Nl, Iq4, halves);
 }

@@ -213,46 +213,25 @@ mod on_host {
 
 #[cfg(target_arch = "x86_64")]
 mod on_avx2 {
-    use super::super::Format;
-    use super::super::avx2::{Avx2, ROWS, half, word};
-    use super::super::levels16::on_avx2::{block, sums_of_pair};
+    use super::super::avx2::{half, word};
+    use super::super::levels16::on_avx2::avx2;
     use super::{Iq4, Iq4Xs};
-    use std::arch::x86_64::*;
 
-    impl Avx2 for Iq4Xs {
-        const FORMAT: Format = Format::Iq4Xs;
-        const SIGNED: bool = true;
+    avx2!(Iq4Xs, Iq4, steps);
 
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
-            block::<Iq4>(row, j)
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn steps(scales: &[u8], group: usize) -> [__m256; 2] {
-            let scales = &scales[8 * group..][..8];
-            let (d, low) = (word(scales, 0), word(scales, 1));
-            let field = |word: u32, from, bits| {
-                let words = _mm256_srlv_epi32(_mm256_set1_epi32(word as i32), from);
-                _mm256_and_si256(words, _mm256_set1_epi32(bits))
-            };
-            let low = field(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), 15);
-            let high = field(d >> 16, _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), 3);
-            let scale = _mm256_or_si256(low, _mm256_slli_epi32(high, 4));
-            let scale = _mm256_cvtepi32_ps(_mm256_sub_epi32(scale, _mm256_set1_epi32(32)));
-            [_mm256_mul_ps(half(d), scale), _mm256_setzero_ps()]
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn sums_of_pair<const G: usize>(
-            w: &[&[u8; G]; ROWS],
-            pair: usize,
-            x: [__m256i; 2],
-        ) -> [[__m256i; 2]; 2] {
-            sums_of_pair::<Iq4, G>(w, pair, x)
-        }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn steps(scales: &[u8], group: usize) -> [__m256; 2] {
+        let scales = &scales[8 * group..][..8];
+        let (d, low) = (word(scales, 0), word(scales, 1));
+        let field = |word: u32, from, bits| {
+            let words = _mm256_srlv_epi32(_mm256_set1_epi32(word as i32), from);
+            _mm256_and_si256(words, _mm256_set1_epi32(bits))
+        };
+        let low = field(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), 15);
+        let high = field(d >> 16, _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), 3);
+        let scale = _mm256_or_si256(low, _mm256_slli_epi32(high, 4));
+        let scale = _mm256_cvtepi32_ps(_mm256_sub_epi32(scale, _mm256_set1_epi32(32)));
+        [_mm256_mul_ps(half(d), scale), _mm256_setzero_ps()]
     }
 }

@@ -8,10 +8,12 @@
 
 #[cfg(target_arch = "nvptx64")]
 use crate::device::int8::select_bytes;
+use crate::device::math::fma;
+use crate::quant::activations::Inputs;
 use crate::quant::blocks::BLOCK;
 use crate::quant::search::{self, Levels};
 use crate::quant::unroll::unroll;
-use crate::quant::weights::{Matrix, Weights, place, row_words};
+use crate::quant::weights::{MAGIC, Matrix, Weights, dot32, from_magic, place, row_words};
 use cuda_std::inlined;
 
 /// The levels of a format.
@@ -139,6 +141,13 @@ pub(super) unsafe fn four<T: Levels16, W: Weights>(w: Matrix, row: u32, group: u
     if high { second } else { first }
 }
 
+/// [`Weights::dot`] for a scale per block.
+#[inline(always)]
+pub(super) fn dot<T: Levels16>(quants: [u32; 4], scale: f32, x: &Inputs, acc: f32) -> f32 {
+    let sum = dot32(widen::<T>(quants), [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
+    fma(from_magic(sum), scale * x.blocks[0].scale, acc)
+}
+
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) mod on_host {
     use super::super::host::{nibble, put, words};
@@ -221,6 +230,44 @@ pub(super) mod on_avx2 {
         }
         add_32(sums)
     }
+
+    /// Implements [`Avx2`](super::super::avx2::Avx2) for a format with these levels; `$steps` are its blocks' steps.
+    macro_rules! avx2 {
+        ($format:ident, $levels:ty, $steps:path) => {
+            use crate::quant::formats::Format;
+            use crate::quant::formats::avx2::{Avx2, ROWS};
+            use crate::quant::formats::levels16::on_avx2;
+            use std::arch::x86_64::*;
+
+            impl Avx2 for $format {
+                const FORMAT: Format = Format::$format;
+                const SIGNED: bool = true;
+
+                #[inline]
+                #[target_feature(enable = "avx2,fma,f16c")]
+                unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
+                    on_avx2::block::<$levels>(row, j)
+                }
+
+                #[inline]
+                #[target_feature(enable = "avx2,fma,f16c")]
+                unsafe fn steps(scales: &[u8], group: usize) -> [__m256; 2] {
+                    $steps(scales, group)
+                }
+
+                #[inline]
+                #[target_feature(enable = "avx2,fma,f16c")]
+                unsafe fn sums_of_pair<const G: usize>(
+                    w: &[&[u8; G]; ROWS],
+                    pair: usize,
+                    x: [__m256i; 2],
+                ) -> [[__m256i; 2]; 2] {
+                    on_avx2::sums_of_pair::<$levels, G>(w, pair, x)
+                }
+            }
+        };
+    }
+    pub(in crate::quant::formats) use avx2;
 }
 
 #[cfg(test)]

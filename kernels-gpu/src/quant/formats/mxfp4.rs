@@ -8,15 +8,14 @@
 //! the largest magnitude, so that values from 6 to 8 steps are cut to 6. The encoder here also tries the next larger exponent, and takes
 //! the one with the smaller squared error.
 
-use super::levels16::{Levels16, four, pack_indices, widen};
+use super::levels16::{Levels16, dot, four, pack_indices, widen};
 use crate::device::int8::load_half_word;
-use crate::device::math::fma;
 use crate::float16::Float16;
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{BLOCK, abs_max, inverse};
 use crate::quant::encode::{Encode, THREADS, Words, own_block};
 use crate::quant::unroll::unroll;
-use crate::quant::weights::{MAGIC, Matrix, Weights, dot32, from_magic, half_scale, half_scales};
+use crate::quant::weights::{Matrix, Weights, half_scale, half_scales};
 use cuda_std::prelude::*;
 
 /// A scale: an f32's upper half.
@@ -120,8 +119,7 @@ impl Weights for Mxfp4 {
     }
 
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
-        let sum = dot32(widen::<Fp4>(quants[0]), [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
-        fma(from_magic(sum), scale * x.blocks[0].scale, acc)
+        dot::<Fp4>(quants[0], scale, x, acc)
     }
 }
 
@@ -146,6 +144,16 @@ mod on_host {
     use super::super::host::{DeviceStorage, FileType, Host, Scales, block, put};
     use super::super::levels16::on_host::{from_file, level, to_file};
     use super::*;
+
+    /// The inverse of [`half_step`].
+    pub(super) const fn exponent(scale: Bf16) -> u8 {
+        let bits = (scale.0 as u32) << 16;
+        (match bits >> 23 {
+            0 => bits >> 22, // subnormal: 2^-128 and 2^-127
+            NAN => NAN,
+            of_f32 => of_f32 + 1,
+        }) as u8
+    }
 
     impl Host for Mxfp4 {
         const BLOCK: usize = BLOCK;
@@ -182,8 +190,7 @@ mod on_host {
         }
 
         fn to_file(file: &mut [u8], quants: &[u8], scales: &[u8]) {
-            let step = u16::from_le_bytes([scales[0], scales[1]]);
-            file[0] = (0..=255).find(|&e| half_step(e.into()).0 == step).unwrap_or(255);
+            file[0] = exponent(Float16(u16::from_le_bytes([scales[0], scales[1]])));
             to_file::<4>(&mut file[1..], quants);
         }
     }
@@ -191,42 +198,16 @@ mod on_host {
 
 #[cfg(target_arch = "x86_64")]
 mod on_avx2 {
-    use super::super::Format;
-    use super::super::avx2::{Avx2, ROWS, bf16_steps};
-    use super::super::levels16::on_avx2::{block, sums_of_pair};
+    use super::super::avx2::bf16_steps;
+    use super::super::levels16::on_avx2::avx2;
     use super::{Fp4, Mxfp4};
-    use std::arch::x86_64::*;
 
-    impl Avx2 for Mxfp4 {
-        const FORMAT: Format = Format::Mxfp4;
-        const SIGNED: bool = true;
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
-            block::<Fp4>(row, j)
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn steps(scales: &[u8], group: usize) -> [__m256; 2] {
-            bf16_steps(scales, group)
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn sums_of_pair<const G: usize>(
-            w: &[&[u8; G]; ROWS],
-            pair: usize,
-            x: [__m256i; 2],
-        ) -> [[__m256i; 2]; 2] {
-            sums_of_pair::<Fp4, G>(w, pair, x)
-        }
-    }
+    avx2!(Mxfp4, Fp4, bf16_steps);
 }
 
 #[cfg(test)]
 mod tests {
+    use super::on_host::exponent;
     use super::*;
 
     /// The scale of every exponent is a power of two that bf16 holds exactly, and 255 is not a number.
@@ -236,6 +217,7 @@ mod tests {
             assert_eq!(f64::from(half_step(e).to_f32()), 2f64.powi(e as i32 - 128), "{e}");
         }
         assert!(half_step(NAN).to_f32().is_nan());
+        assert!((0..=NAN).all(|e| u32::from(exponent(half_step(e))) == e));
     }
 
     /// Values of the format stay as they are; between two, the nearer one, and of equally near ones the one nearer to zero.
