@@ -23,7 +23,9 @@ impl Project {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let toolchain = here.parent().unwrap().to_str().unwrap().replace('\\', "/");
         for file in ["Cargo.toml", "build.rs", "src/main.rs", "kernels/Cargo.toml", "kernels/src/lib.rs"] {
-            let text = fs::read_to_string(here.join("tests/stranger").join(file)).unwrap();
+            // a folder with a Cargo.toml would not be in the package, whose documentation includes files of it
+            let source = file.replace("Cargo.toml", "manifest.toml");
+            let text = fs::read_to_string(here.join("tests/stranger").join(source)).unwrap();
             let target = root.join(file);
             fs::create_dir_all(target.parent().unwrap()).unwrap();
             fs::write(target, text.replace("TOOLCHAIN", &toolchain)).unwrap();
