@@ -187,7 +187,13 @@ pub(super) fn summary(statistics: &Statistics) -> String {
     };
     let experts = match statistics.host_expert_layers {
         0 => String::new(),
-        layers => format!(", experts of {layers} layers from host memory"),
+        layers => match statistics.expert_hit_rate {
+            None => format!(", experts of {layers} layers from host memory"),
+            Some(rate) => format!(
+                ", experts of {layers} layers from host memory, {:.0} % of them in the cache",
+                100.0 * rate
+            ),
+        },
     };
     let guessed = match statistics.guessed_tokens {
         0 => String::new(),

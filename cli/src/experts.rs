@@ -11,8 +11,8 @@ pub(super) struct ExpertArgs {
     #[arg(long, value_name = "PLACE")]
     pub experts: Option<Place>,
 
-    /// With experts in host memory, the most bytes of the GPU's memory that hold experts all the same, with K, M or G: those of whole
-    /// layers, from the first on. If not given, as many as fit with auto, else none.
+    /// With experts in host memory, the most bytes of the GPU's memory that hold experts all the same, with K, M or G: of each layer the most
+    /// used, counted while answers run. If not given, as many as fit with auto, else none.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub expert_cache: Option<usize>,
 }
@@ -20,7 +20,7 @@ pub(super) struct ExpertArgs {
 /// `--experts`
 #[derive(Clone, Copy, Debug, Default, PartialEq, clap::ValueEnum)]
 pub(super) enum Place {
-    /// On the GPU if they fit; otherwise those of as many layers as fit, and of the others the CPU computes passes of few tokens, and
+    /// On the GPU if they fit; otherwise as many of each layer as fit, the most used. Of the others the CPU computes passes of few tokens, and
     /// longer ones are streamed.
     #[default]
     Auto,
@@ -109,8 +109,10 @@ pub(super) fn describe(options: &LoadOptions) -> Option<String> {
             format!("computed by the CPU for up to {cpu_rows} tokens, else streamed")
         }
     };
-    Some(match options.expert_layers {
+    Some(match options.cached_experts {
         0 => format!("experts in host memory, {how}"),
-        layers => format!("experts of {layers} layers on the GPU, the others in host memory, {how}"),
+        cached => format!(
+            "the {cached} most used experts of each layer on the GPU, the others in host memory, {how}"
+        ),
     })
 }

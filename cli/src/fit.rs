@@ -272,8 +272,9 @@ struct Row {
     layers: usize,
     /// Where the experts are; `None` for a dense model.
     experts: Option<&'static str>,
-    /// Of all layers, those whose experts are on the GPU.
-    expert_layers: Option<usize>,
+    /// The experts of each layer that are on the GPU.
+    cached_experts: Option<usize>,
+    experts_of_layer: Option<usize>,
     /// Bytes of device memory, the context not counted.
     peak: Option<usize>,
     footprint: Option<Footprint>,
@@ -283,7 +284,7 @@ struct Row {
 impl Row {
     /// Whether all layers are on the GPU, with their experts.
     fn is_whole(&self) -> bool {
-        self.gpu_layers == Some(self.layers) && self.expert_layers.is_none_or(|layers| layers == self.layers)
+        self.gpu_layers == Some(self.layers) && self.cached_experts == self.experts_of_layer
     }
 }
 
@@ -314,7 +315,7 @@ impl Candidate<'_> {
         let layers = self.plan.config.text.num_hidden_layers;
         let (model, matrices) = (self.model.clone(), self.matrices.clone());
         let nothing = Row { model, matrices, layers, ..Row::default() };
-        let is_mixture = self.plan.config.text.experts.is_some();
+        let count = self.plan.config.text.experts.as_ref().map(|experts| experts.count);
         let asked = match with_experts(&self.plan, usual, &self.asked, &target.peaks) {
             Ok(asked) => asked,
             Err(error) => return Row { reason: Some(error.to_string()), ..nothing },
@@ -330,11 +331,12 @@ impl Candidate<'_> {
             vision: Some(vision_place(&choice.options)),
             embedding: Some(if choice.options.host_embedding { "host" } else { "gpu" }),
             gpu_layers: Some(choice.options.gpu_layers.unwrap_or(layers).min(layers)),
-            experts: is_mixture.then(|| choice.options.experts.name()),
-            expert_layers: is_mixture.then(|| match choice.options.experts {
-                ExpertPlacement::Gpu => layers,
-                _ => choice.options.expert_layers.min(layers),
+            experts: count.map(|_| choice.options.experts.name()),
+            cached_experts: count.map(|count| match choice.options.experts {
+                ExpertPlacement::Gpu => count,
+                _ => choice.options.cached_experts.min(count),
             }),
+            experts_of_layer: count,
             peak: Some(choice.peak()),
             footprint: Some(choice.footprint),
             estimate: estimate(self.plan.config, &choice, &storage, work, &target.peaks).ok(),
@@ -753,7 +755,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             number(row.estimate.map(|estimate| estimate.tokens_per_second), ""),
         ];
         if is_mixture {
-            let on_gpu = row.expert_layers.map(|on_gpu| format!("{on_gpu}/{}", row.layers));
+            let on_gpu =
+                row.cached_experts.zip(row.experts_of_layer).map(|(here, of)| format!("{here}/{of}"));
             cells
                 .push(row.experts.map(str::to_owned).into_iter().chain(on_gpu).collect::<Vec<_>>().join(" "));
             let host = row.footprint.map(|footprint| footprint.host.div_ceil(1 << 20));

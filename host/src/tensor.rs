@@ -5,7 +5,7 @@ mod foreign;
 mod send;
 
 use crate::cuda::{DevicePtr, DevicePtrMut};
-use crate::memory::DeviceBuffer;
+use crate::memory::{DeviceBuffer, Download};
 use crate::{DType, Device, Element, Error, Result, Shape};
 use foreign::ForeignBytes;
 use std::fmt;
@@ -292,6 +292,13 @@ impl Tensor {
             Storage::Cuda(buffer) => buffer.download(offset, target)?,
         }
         Ok(())
+    }
+
+    /// Queues a copy of its bytes to pinned memory; `None` if it is not on a GPU. It is contiguous.
+    pub(crate) fn download_async(&self) -> Result<Option<Download>> {
+        let Storage::Cuda(buffer) = &*self.storage else { return Ok(None) };
+        let size = self.dtype().size();
+        buffer.download_async(self.layout.offset * size, self.shape().elements() * size).map(Some)
     }
 
     /// A tensor of all of a buffer, as u32.

@@ -19,6 +19,7 @@
 
 use crate::device::math::{exp, fma, rcp};
 use crate::device::{Element, F16, Shared, ticket};
+use core::sync::atomic::{AtomicU32, Ordering};
 use cuda_std::butterfly::argmax;
 use cuda_std::prelude::*;
 use cuda_std::warp::{FULL_MASK, warp_vote_ballot};
@@ -46,6 +47,8 @@ pub struct Route<T> {
     pub logits: *mut f32,
     /// [m], zeros, which they are again afterwards; not read if gridDim.x = 1
     pub counters: *mut u32,
+    /// [experts]: how often each was chosen, to which this is added; or null
+    pub uses: *mut u32,
     /// [m, cols]
     pub x: *const f32,
     /// [experts, cols]
@@ -198,6 +201,9 @@ unsafe fn choose<T>(p: &Route<T>, token: usize) {
             if j % 32 == lane {
                 *ids.add(j as usize) = index;
                 *weights.add(j as usize) = probability;
+                if !p.uses.is_null() {
+                    AtomicU32::from_ptr(p.uses.add(index as usize)).fetch_add(1, Ordering::Relaxed);
+                }
             }
             j += 1;
         }
@@ -355,6 +361,36 @@ pub unsafe fn experts_sum_f32(Combine { y, x, weights, places, residual, cols, t
         }
         *y.add(at) = sum;
     }
+}
+
+/// Where an expert's matrix is, if the experts' are not below each other in one tensor: bytes to add to the tensor's addresses, of
+/// quants (or values) and of scales. The lowest bit of the first is set if the matrix is in host memory.
+pub type Place = [u64; 2];
+
+/// Marks a [`Place`] in host memory.
+pub const IN_HOST_MEMORY: u64 = 1;
+
+/// The rows of a matrix that an expert has in a product of few rows: the bytes to add to the tensor's addresses, and the first row.
+/// `None` if the expert is in host memory and another computes those (`on_device` is not 0).
+///
+/// # Safety
+/// `places` has `expert`, or is null.
+#[inline(always)]
+pub(crate) unsafe fn place(
+    places: *const Place,
+    on_device: u32,
+    expert: u32,
+    n: u32,
+) -> Option<(Place, u32)> {
+    if places.is_null() {
+        return Some(([0, 0], expert * n));
+    }
+    // SAFETY: the expert has a place: this function's contract.
+    let [quants, scales] = unsafe { *places.add(expert as usize) };
+    if on_device != 0 && quants & IN_HOST_MEMORY != 0 {
+        return None;
+    }
+    Some(([quants & !IN_HOST_MEMORY, scales], 0))
 }
 
 /// A tile's rows in a grouped product.

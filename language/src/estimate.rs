@@ -126,7 +126,9 @@ pub fn estimate(
     let mut token = from_memory.max(streamed / peaks.host) + SECONDS_PER_KERNEL * launches as f64;
     let placement = choice.options.experts;
     if placement != ExpertPlacement::Gpu && experts.used > 0.0 {
-        let away = layers.saturating_sub(choice.options.expert_layers) as f64 / layers.max(1) as f64;
+        // as if all experts were chosen equally often; the most used are on the GPU, so fewer are away
+        let count = text.experts.as_ref().map_or(1, |experts| experts.count.max(1));
+        let away = count.saturating_sub(choice.options.cached_experts) as f64 / count as f64;
         let Experts { used, all, flops, seconds } = experts;
         token -= away * used / (MEMORY_SHARE * peaks.memory);
         token += away * if placement.cpu_rows() > 0 { cpu_seconds(used, flops) } else { used / peaks.host };

@@ -24,7 +24,7 @@ pub struct Asked {
     /// Layers that stay on the GPU.
     pub gpu_layers: Option<usize>,
     /// Where the experts of a mixture are. [`Mixed`](ExpertPlacement::Mixed), or `None`, is on the GPU if they fit, and otherwise as many
-    /// layers' experts as fit; the others are as it says.
+    /// of each layer as fit; the others are as it says.
     pub experts: Option<ExpertPlacement>,
     /// The most bytes of the GPU's memory for experts, if the others are in host memory. `None`: with a given place none, otherwise all that
     /// is left.
@@ -216,7 +216,7 @@ impl Model<'_> {
         given.is_some() && self.config.text.experts.is_some()
     }
 
-    /// The first candidate whose experts are in host memory, with those of as many layers as fit on the GPU. Of matrices whose type is
+    /// The first candidate whose experts are in host memory, with as many of each layer as fit on the GPU. Of matrices whose type is
     /// open the smallest: the others' experts would take much host memory.
     fn fit_experts(
         &self,
@@ -233,16 +233,18 @@ impl Model<'_> {
         for way in ways.iter().filter(|way| Some((way.quantize, way.dtype)) == matrices) {
             let way = way.experts(mixed);
             let Some(mut fits) = plan(way)? else { continue };
+            let count = self.experts_of_layer();
             let most = match asked.expert_cache {
-                Some(bytes) => self.expert_layers_in(&way, bytes)?,
-                None => self.config.text.num_hidden_layers,
+                Some(bytes) => self.experts_in(&way, bytes)?,
+                None => count,
             };
+            let most = most.min(count.saturating_sub(1)); // with all of them, they would have been on the GPU
             let (mut from, mut to) = (1, most + 1);
             while from < to {
-                let expert_layers = from + (to - from) / 2;
-                match plan(LoadOptions { expert_layers, ..way })? {
-                    Some(choice) => (fits, from) = (choice, expert_layers + 1),
-                    None => to = expert_layers,
+                let cached_experts = from + (to - from) / 2;
+                match plan(LoadOptions { cached_experts, ..way })? {
+                    Some(choice) => (fits, from) = (choice, cached_experts + 1),
+                    None => to = cached_experts,
                 }
             }
             return Ok(Some(fits));
@@ -255,24 +257,26 @@ impl Model<'_> {
         let (Some(bytes), ExpertPlacement::Gpu) = (asked.expert_cache, options.experts) else {
             return Ok(false);
         };
-        Ok(self.expert_layers_in(options, bytes)? < self.config.text.num_hidden_layers)
+        Ok(self.experts_in(options, bytes)? < self.experts_of_layer())
     }
 
-    /// The number of layers, from the first on, whose experts take at most so many bytes together.
-    fn expert_layers_in(&self, options: &LoadOptions, bytes: usize) -> Result<usize> {
-        let mut left = bytes;
+    /// The experts of a layer; 0 of a dense model.
+    fn experts_of_layer(&self) -> usize {
+        self.config.text.experts.as_ref().map_or(0, |experts| experts.count)
+    }
+
+    /// How many experts of each layer take at most so many bytes together.
+    fn experts_in(&self, options: &LoadOptions, bytes: usize) -> Result<usize> {
+        let (count, mut all) = (self.experts_of_layer(), 0usize);
         for layer in 0..self.config.text.num_hidden_layers {
             let FeedForwardSpec::Experts(spec) = self.config.block(layer).mlp else { continue };
             let (count, width, hidden) = (spec.experts.count, spec.experts.width, spec.hidden);
             let shapes = [[count * width, hidden], [count * width, hidden], [count * hidden, width]];
             for (name, shape) in spec.matrices.iter().zip(shapes) {
-                match left.checked_sub((self.storage)(options, name).bytes(shape)?) {
-                    Some(rest) => left = rest,
-                    None => return Ok(layer),
-                }
+                all = all.saturating_add((self.storage)(options, name).bytes(shape)?);
             }
         }
-        Ok(self.config.text.num_hidden_layers)
+        Ok((bytes / (all / count.max(1)).max(1)).min(count))
     }
 
     /// All candidates with every layer resident on the GPU, the best first.
@@ -307,8 +311,8 @@ impl Model<'_> {
                     ..matrices
                 };
                 let cached = asked.expert_cache.filter(|_| way.experts != ExpertPlacement::Gpu);
-                let cached = cached.map_or(Ok(0), |bytes| self.expert_layers_in(&way, bytes));
-                let way = LoadOptions { expert_layers: cached.unwrap_or(0), ..way }; // an error is the plan's too
+                let cached = cached.map_or(Ok(0), |bytes| self.experts_in(&way, bytes));
+                let way = LoadOptions { cached_experts: cached.unwrap_or(0), ..way }; // an error is the plan's too
                 if !ways.contains(&way) {
                     ways.push(way);
                 }

@@ -1,7 +1,7 @@
 //! A stack of transformer blocks: the first ones resident on the device, the others streamed from host memory.
 
 use pascaline::cuda::CudaDevice;
-use pascaline::nn::{Cache, Rope, StreamedBlocks, TransformerBlock};
+use pascaline::nn::{Cache, Hits, Rope, StreamedBlocks, TransformerBlock};
 use pascaline::{Result, Tensor};
 
 /// The blocks, in the order in which they were pushed.
@@ -46,6 +46,11 @@ impl Layers {
     /// The number of resident blocks whose experts are in host memory.
     pub fn host_experts(&self) -> usize {
         self.resident.iter().filter(|block| block.mlp.has_experts_in_host_memory()).count()
+    }
+
+    /// How often the router's choice was in device memory, of experts in host memory.
+    pub fn expert_hits(&self) -> Hits {
+        self.resident.iter().map(|block| block.mlp.expert_hits()).sum()
     }
 
     /// Block `index`, if it is resident.

@@ -15,7 +15,7 @@ use super::text::{ImageRun, Images};
 use super::weights::Conversion;
 use pascaline::cuda::CudaDevice;
 use pascaline::memory::Way;
-use pascaline::nn::{KvCache, Rope};
+use pascaline::nn::{Hits, KvCache, Rope};
 use pascaline::ops::PAGE;
 use pascaline::{Device, Error, MAX_ELEMENTS, Result, Tensor};
 use std::collections::BTreeMap;
@@ -271,6 +271,12 @@ impl LanguageModel {
     /// Decoder layers whose experts are in host memory.
     pub fn host_expert_layers(&self) -> usize {
         self.network.text.host_expert_layers()
+    }
+
+    /// How often the router's choice was in device memory, of experts in host memory of which some are there too
+    /// ([`LoadOptions::cached_experts`](super::LoadOptions::cached_experts)). Counts reach the host a few passes later.
+    pub fn expert_hits(&self) -> Hits {
+        self.network.text.expert_hits()
     }
 
     /// An empty conversation with this model.

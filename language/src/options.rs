@@ -29,8 +29,9 @@ pub struct LoadOptions {
     pub host_embedding: bool,
     /// Where the experts of a mixture are, for cards that can't hold them.
     pub experts: ExpertPlacement,
-    /// The decoder layers, from the first on, whose experts are on the GPU although `experts` says otherwise: as many as there is room for.
-    pub expert_layers: usize,
+    /// The experts of each layer, the most used first, that are in device memory although `experts` says otherwise: as many as there is
+    /// room for.
+    pub cached_experts: usize,
     /// Where the vision tower is, for cards that can't hold both it and the text model.
     pub vision: VisionPlace,
     /// The type of the vision tower's matrices, if not that of the others.
@@ -63,8 +64,7 @@ impl LoadOptions {
 
     /// Whether weights of a model of `layers` layers are in host memory and pass through the GPU.
     pub(crate) fn is_streaming(&self, layers: usize) -> bool {
-        let is_hosting = self.experts != ExpertPlacement::Gpu && self.expert_layers < layers;
-        is_hosting || self.gpu_layers.is_some_and(|on_gpu| on_gpu < layers)
+        self.experts != ExpertPlacement::Gpu || self.gpu_layers.is_some_and(|on_gpu| on_gpu < layers)
     }
 
     /// Those of [`for_device`](Self::for_device) for a GPU, which need not be there.
@@ -77,7 +77,7 @@ impl LoadOptions {
             gpu_layers: None,
             host_embedding: false,
             experts: ExpertPlacement::Gpu,
-            expert_layers: 0,
+            cached_experts: 0,
             vision: VisionPlace::Resident,
             vision_matrices: None,
             tokens_per_pass: 1024,

@@ -91,6 +91,9 @@ pub struct Statistics {
     pub streamed_layers: usize,
     /// Decoder layers whose experts are in host memory.
     pub host_expert_layers: usize,
+    /// The share of the router's choices that were in device memory since the model was loaded, of experts in host memory of which some are
+    /// there too.
+    pub expert_hit_rate: Option<f64>,
     /// Bytes of weights that a decoded token reads.
     pub weight_bytes_per_token: usize,
     /// Bytes of the KV cache's capacity.
@@ -257,6 +260,7 @@ impl<'m> Request<'m> {
             decode_tokens_per_second: rate(decode_tokens, elapsed.saturating_sub(first)),
             streamed_layers: model.streamed_layers(),
             host_expert_layers: model.host_expert_layers(),
+            expert_hit_rate: model.expert_hits().rate(),
             weight_bytes_per_token: model.weight_bytes(),
             cache_bytes,
             ..Statistics::default()

@@ -16,7 +16,8 @@ use super::weights::Weights;
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::memory::{self, Link, Way};
 use pascaline::nn::{
-    AllReduce, Cache, Embedding, ExpertStream, KvCache, KvPages, Linear, RmsNorm, Rope, TransformerBlock,
+    AllReduce, Cache, Embedding, ExpertStream, Hits, KvCache, KvPages, Linear, RmsNorm, Rope,
+    TransformerBlock,
 };
 use pascaline::ops;
 use pascaline::{DType, Device, Error, Result, Tensor};
@@ -115,13 +116,14 @@ impl TextModel {
             weights.load_onto(device);
             let experts = match device {
                 Device::Cuda(device) if options.experts != ExpertPlacement::Gpu => {
-                    Some(ExpertStream::new(device, options.experts.cpu_rows())?)
+                    let stream = ExpertStream::new(device, options.experts.cpu_rows())?;
+                    Some(stream.with_slots(options.cached_experts))
                 }
                 _ => None,
             };
             for layer in range.clone().filter(|_| of == 1) {
                 let mut block = block(weights, &config.block(layer), (0, 1))?;
-                if let Some(stream) = experts.as_ref().filter(|_| layer >= options.expert_layers) {
+                if let Some(stream) = &experts {
                     block.mlp = block.mlp.experts_in_host_memory(stream)?;
                 }
                 match device {
@@ -153,6 +155,11 @@ impl TextModel {
     /// The number of layers whose experts are in host memory.
     pub(super) fn host_expert_layers(&self) -> usize {
         self.stages.iter().map(|stage| stage.layers.host_experts()).sum()
+    }
+
+    /// How often the router's choice was in device memory, of experts in host memory.
+    pub(super) fn expert_hits(&self) -> Hits {
+        self.stages.iter().map(|stage| stage.layers.expert_hits()).sum()
     }
 
     /// Whether a pass of few tokens can be captured: kernels alone, whose weights are where they were.

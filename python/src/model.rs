@@ -270,7 +270,7 @@ pub fn load_options(
     dtype: Option<&str>,
     cache: Option<&str>,
     gpu_layers: Option<usize>,
-    (experts, expert_layers): (Option<&str>, usize),
+    (experts, cached_experts): (Option<&str>, usize),
     vision: Option<&str>,
     tokens_per_pass: Option<usize>,
 ) -> Result<LoadOptions> {
@@ -286,7 +286,7 @@ pub fn load_options(
     }
     options.gpu_layers = gpu_layers;
     options.experts = experts.map(self::experts).transpose()?.unwrap_or_default();
-    options.expert_layers = expert_layers;
+    options.cached_experts = cached_experts;
     options.tokens_per_pass = tokens_per_pass.unwrap_or(options.tokens_per_pass);
     Ok(options)
 }
@@ -331,13 +331,13 @@ impl PyQwen3Vl {
     /// given, f32 on the CPU, f16 on a GPU, and the quantised matrices of a GGUF file as they are. cache: "f32", "f16", "bf16" or "q8_0".
     /// gpu_layers: the decoder layers whose weights stay on the GPU; the others are streamed. vision: "gpu", "stream" or "cpu".
     /// experts: where those of a mixture are, "gpu", "stream" or "cpu"; with "auto" the CPU computes short passes and long ones are streamed.
-    /// expert_layers: the first layers, whose experts are on the GPU all the same.
+    /// cached_experts: how many of each layer, the most used, are on the GPU all the same.
     /// ``pascaline.fit`` chooses these. min_pixels, max_pixels: the pixels that pictures are resized to, as Qwen's own processor takes them;
     /// the checkpoint's if not given. progress: called with (tensors loaded, all tensors) after each layer.
     ///
     /// Raises CheckpointError, UnsupportedError, NoDeviceError, OutOfMemoryError.
     #[staticmethod]
-    #[pyo3(signature = (path, device = None, dtype = None, *, cache = None, gpu_layers = None, experts = None, expert_layers = 0, vision = None, mmproj = None,
+    #[pyo3(signature = (path, device = None, dtype = None, *, cache = None, gpu_layers = None, experts = None, cached_experts = 0, vision = None, mmproj = None,
         tokens_per_pass = None, min_pixels = None, max_pixels = None, progress = None))]
     fn load(
         py: Python,
@@ -347,7 +347,7 @@ impl PyQwen3Vl {
         cache: Option<&str>,
         gpu_layers: Option<usize>,
         experts: Option<&str>,
-        expert_layers: usize,
+        cached_experts: usize,
         vision: Option<&str>,
         mmproj: Option<PathBuf>,
         tokens_per_pass: Option<usize>,
@@ -367,7 +367,7 @@ impl PyQwen3Vl {
             dtype,
             cache,
             gpu_layers,
-            (experts, expert_layers),
+            (experts, cached_experts),
             vision,
             tokens_per_pass,
         )?;

@@ -69,7 +69,7 @@ impl Target {
 /// path: as for ``Qwen3VL.load``. device: a GPU of this machine; or card: "mx330", "gtx1050ti", "gtx1060", "gtx1070", "gtx1080", "gtx1080ti", "p4" or "p40",
 /// which need not be present. context: the tokens of prompt, pictures and answer together. image: (width, height) of the largest
 /// picture, None for none. dtype, cache, gpu_layers, vision: as for ``load``; options that are not given are chosen. memory_limit: bytes.
-/// A mixture's experts that do not fit are planned in host memory: ``load`` has ``experts`` and ``expert_layers`` then.
+/// A mixture's experts that do not fit are planned in host memory: ``load`` has ``experts`` and ``cached_experts`` then.
 ///
 /// Returns a dict: ``load``, the arguments for ``Qwen3VL.load``, ``peak`` (bytes planned), ``limit``, ``weights``, ``cache``, ``layers``, and
 /// estimates of ``first_token`` (seconds) and ``tokens_per_second``. Raises UnsupportedError if nothing fits, CheckpointError.
@@ -118,7 +118,7 @@ fn fit<'py>(
     load.set_item("gpu_layers", options.gpu_layers)?;
     if options.experts != ExpertPlacement::Gpu {
         load.set_item("experts", options.experts.name())?;
-        load.set_item("expert_layers", options.expert_layers)?;
+        load.set_item("cached_experts", options.cached_experts)?;
     }
     load.set_item(
         "vision",

@@ -63,15 +63,54 @@ fn streamed_experts_give_the_same_bits_in_less_device_memory() {
         let bits = |model: &Qwen3Vl| TOKENS.map(|tokens| logits(model, tokens));
         let expected = (bits(&resident), answer(&resident));
         let layers = resident.config().text.num_hidden_layers;
-        for expert_layers in [0, 1] {
-            let options = LoadOptions { expert_layers, ..usual.experts(ExpertPlacement::Stream) };
+        for cached_experts in [0, 3] {
+            let options = LoadOptions { cached_experts, ..usual.experts(ExpertPlacement::Stream) };
             let (model, taken) = weighed(&device, options);
-            assert_eq!(model.host_expert_layers(), layers - expert_layers);
+            assert_eq!(model.host_expert_layers(), layers);
             assert_eq!(model.weight_bytes(), resident.weight_bytes());
             assert!(bits(&model) == expected.0, "{options:?}: other bits");
             assert_eq!(answer(&model), expected.1, "{options:?}");
-            // two places are in the place of three layers; with one of them on the device, all that is saved is rounding
-            assert!(taken < all || expert_layers > 0, "{options:?}: {taken} of {all} bytes");
+            // two places are in the place of three layers; with slots nothing is saved of so few
+            assert!(taken < all || cached_experts > 0, "{options:?}: {taken} of {all} bytes");
+        }
+    }
+}
+
+/// A token again and again has the same experts, which take the slots. Another needs others, and has them in the end.
+#[test]
+fn the_most_used_experts_are_in_device_memory() {
+    in_own_process!();
+    let device = common::cuda_device();
+    let usual = LoadOptions { quantize: Some(Format::Q8_0), ..LoadOptions::for_device(&device) };
+    let resident = load(&device, usual);
+    let pass = |model: &Qwen3Vl, id: u32| -> Vec<f32> {
+        model.trace(&[id], &[], &[], |_, _| {}).unwrap().to_vec().unwrap()
+    };
+    let places = [ExpertPlacement::Stream, ExpertPlacement::Mixed { cpu_rows: 4 }, ExpertPlacement::Cpu];
+    for &experts in common::first_of(2, &places, "places of experts with slots") {
+        let model = load(&device, LoadOptions { cached_experts: 3, ..usual.experts(experts) });
+        assert_eq!(model.expert_hits().rate(), None);
+        for (id, rounds) in [(7, 3), (300, 7)] {
+            let want = pass(&resident, id);
+            let (mut before, mut rates) = (model.expert_hits(), Vec::new());
+            for _ in 0..rounds {
+                for _ in 0..16 {
+                    let found = pass(&model, id);
+                    let scale = want.iter().fold(0f32, |most, x| most.max(x.abs()));
+                    let worst = found.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                    let limit = if experts == ExpertPlacement::Stream { 0.0 } else { 2e-2 };
+                    assert!(worst <= limit * scale, "{experts:?}: {worst:e} of {scale}");
+                }
+                let now = model.expert_hits();
+                rates.push((now.hits - before.hits) as f64 / (now.choices - before.choices) as f64);
+                before = now;
+            }
+            common::say(&format!("{experts:?}, token {id}: hits {rates:?}"));
+            assert_eq!(rates.last(), Some(&1.0), "{experts:?}, token {id}: {rates:?}");
+        }
+        // many rows, for which whole layers are copied, find the same experts
+        if experts != ExpertPlacement::Cpu {
+            assert!(logits(&model, 20) == logits(&resident, 20), "{experts:?}: other bits");
         }
     }
 }
@@ -83,12 +122,15 @@ fn experts_of_the_cpu_differ_by_rounding_alone() {
     for usual in kinds(&device) {
         let (resident, all) = weighed(&device, usual);
         let want = answer(&resident);
-        for (experts, equal) in [
-            (ExpertPlacement::Cpu, 0),
-            (ExpertPlacement::Mixed { cpu_rows: 7 }, 8),
-            (ExpertPlacement::Mixed { cpu_rows: 0 }, 1),
+        for (experts, cached_experts, equal) in [
+            (ExpertPlacement::Cpu, 0, 0),
+            (ExpertPlacement::Cpu, 3, 0),
+            (ExpertPlacement::Mixed { cpu_rows: 7 }, 0, 8),
+            (ExpertPlacement::Mixed { cpu_rows: 7 }, 5, 8),
+            (ExpertPlacement::Mixed { cpu_rows: 0 }, 0, 1),
         ] {
-            let (model, taken) = weighed(&device, usual.experts(experts));
+            let options = LoadOptions { cached_experts, ..usual.experts(experts) };
+            let (model, taken) = weighed(&device, options);
             assert!(experts != ExpertPlacement::Cpu || taken < all, "no less device memory");
             for tokens in TOKENS {
                 let (found, want) = (logits(&model, tokens), logits(&resident, tokens));
@@ -213,14 +255,14 @@ fn a_mixture_of_30_billion_is_planned_for_small_cards() {
         assert!(found.peak <= limit && found.peak > limit / 4 * 3, "{found:?}");
         // a fifth of host memory is for the system
         assert!(found.host > 8 << 30 && found.host * 5 <= (host << 30) * 4, "{found:?}");
-        layers.push(choice.options.expert_layers);
+        layers.push(choice.options.cached_experts);
     }
     assert!(layers[0] > layers[1], "{layers:?}: a larger card has more");
     // on a card with room all stay there, and what is asked for is done or refused
     assert_eq!(fit(&Asked::default(), 40 << 30).unwrap().options.experts, ExpertPlacement::Gpu);
     let asked = |experts| Asked { experts: Some(experts), ..Asked::default() };
     let streamed = fit(&asked(ExpertPlacement::Stream), 40 << 30).unwrap();
-    assert_eq!((streamed.options.experts, streamed.options.expert_layers), (ExpertPlacement::Stream, 0));
+    assert_eq!((streamed.options.experts, streamed.options.cached_experts), (ExpertPlacement::Stream, 0));
     let by_the_cpu = fit(&asked(ExpertPlacement::Cpu), 40 << 30).unwrap();
     // estimates: the bus is slower than the CPU's memory, and a prompt is sooner streamed
     let seconds = |choice: &Choice| {

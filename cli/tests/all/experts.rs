@@ -18,7 +18,7 @@ fn parsed(output: &Output) -> Value {
 fn generate(more: &[&str]) -> Output {
     let model = moe();
     let arguments =
-        ["generate", "--model", &model, "--device", "virtual", "--greedy", "--max-new-tokens", "3"];
+        ["generate", "--model", &model, "--device", "virtual", "--greedy", "--max-new-tokens", "12"];
     run(&[&arguments, &["--prompt", "Count the warps in a block.", "--json"][..], more].concat())
 }
 
@@ -33,8 +33,8 @@ fn the_tokens_are_the_same_wherever_experts_are() {
         (&["--experts", "stream"], 3),
         (&["--experts", "cpu"], 3),
         (&["--experts", "auto"], 0),
-        (&["--experts", "stream", "--expert-cache", &layer], 2),
-        (&["--dtype", "f16", "--expert-cache", &layer], 2), // auto, and no more than one layer's may stay
+        (&["--experts", "stream", "--expert-cache", &layer], 3),
+        (&["--dtype", "f16", "--expert-cache", &layer], 3), // auto, and two experts of each layer may stay
     ] {
         let output = generate(more);
         let found = parsed(&output);
@@ -42,6 +42,11 @@ fn the_tokens_are_the_same_wherever_experts_are() {
         assert_eq!(found["host_expert_layers"], host, "{more:?}: {}", stderr(&output));
         assert_eq!(found["graph_launches"] == Value::Null, host > 0, "{more:?}");
         let number = |name: &str| found[name].as_u64().unwrap_or_else(|| panic!("{name} in {found}"));
+        assert_eq!(
+            found["expert_hit_rate"] != Value::Null,
+            more.contains(&"--expert-cache"),
+            "{more:?}: {found}"
+        );
         let used = number("peak_bytes") - number("context_bytes");
         assert!(used <= number("planned_bytes"), "{more:?}: {used}: {found}");
         let notes = stderr(&output);
@@ -61,15 +66,16 @@ fn a_plan_states_device_and_host_bytes() {
     let layer = 3 * 8 * 96 * 160 * 2;
     let (gpu, stream, cpu) =
         (fit(&["--experts", "gpu"]), fit(&["--experts", "stream"]), fit(&["--experts", "cpu"]));
-    assert_eq!((&gpu["experts"], &gpu["expert_layers"]), (&"gpu".into(), &3.into()));
-    assert_eq!((&stream["experts"], &stream["expert_layers"]), (&"stream".into(), &0.into()));
+    assert_eq!((&gpu["experts"], &gpu["cached_experts"]), (&"gpu".into(), &8.into()));
+    assert_eq!((&stream["experts"], &stream["cached_experts"]), (&"stream".into(), &0.into()));
     assert_eq!([host(&stream), host(&cpu)].map(|bytes| bytes - host(&gpu)), [3 * layer; 2]);
     assert_eq!(fit(&[])["experts"], "gpu", "auto, with room");
-    for (bytes, layers) in [(layer - 1, 0), (layer, 1), (2 * layer + 5, 2)] {
+    let one = 3 * layer / 8; // an expert of each layer
+    for (bytes, cached) in [(one - 1, 0), (one, 1), (2 * one + 5, 2)] {
         let bytes = bytes.to_string();
         for place in ["stream", "auto"] {
             let row = fit(&["--experts", place, "--expert-cache", &bytes]);
-            assert_eq!((&row["experts"], &row["expert_layers"]), (&place.into(), &layers.into()), "{bytes}");
+            assert_eq!((&row["experts"], &row["cached_experts"]), (&place.into(), &cached.into()), "{bytes}");
         }
     }
     let all = (3 * layer).to_string();

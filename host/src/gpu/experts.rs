@@ -3,11 +3,11 @@
 use super::by_dtype;
 use crate::cuda::{COUNTERS, CudaDevice};
 use crate::memory::DeviceBuffer;
-use crate::problem::experts::{Routes, Sorted};
+use crate::problem::experts::{Places, Routes, Sorted};
 use crate::quant::{QuantRows, QuantTensor};
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::experts::{
-    BLOCK_LOGITS, Combine, ROUTE, Route, SUM_COLUMNS, Sort, experts_sort, experts_sum_f32, slots,
+    BLOCK_LOGITS, Combine, Place, ROUTE, Route, SUM_COLUMNS, Sort, experts_sort, experts_sum_f32, slots,
 };
 use kernels_gpu::matmul::experts::{
     Experts, ROW_COLUMNS, TILE, matmul_experts1_f32, matmul_experts1_mixed, matmul_experts64_f32,
@@ -31,6 +31,7 @@ pub(crate) fn route(
     x: &Tensor,
     gate: &Tensor,
     normalized: bool,
+    uses: Option<TensorMut>,
 ) -> Result<()> {
     let (tokens, cols) = x.shape().rows_cols();
     let (experts, top_k) = (gate.dims()[0], ids.dims()[1]);
@@ -49,6 +50,7 @@ pub(crate) fn route(
             weights: weights.ptr(),
             logits: logits.ptr(),
             counters,
+            uses: uses.as_ref().map_or(ptr::null_mut(), TensorMut::ptr),
             x,
             gate,
             experts: experts as u32,
@@ -59,7 +61,7 @@ pub(crate) fn route(
         };
         // SAFETY: `ops::route` has checked that x is contiguous [tokens, cols] f32 and gate [experts, cols] of the kernel's type, with
         // 1 ≤ top_k ≤ experts ≤ MAX_EXPERTS, and made ids and weights [tokens, top_k]. All are on this stream and of less than 2³¹
-        // elements. `logits` has room for each expert and is freed after the launch. The stream has a counter for each token if there
+        // elements. `logits` has room for each expert and is freed after the launch; `uses` is [experts]. The stream has a counter for each token if there
         // are several blocks.
         unsafe { device.launch(spec, [blocks, tokens as u32, 1], &parameters) }
     })
@@ -100,6 +102,16 @@ pub(crate) fn sum(
     unsafe { device.launch(&experts_sum_f32, [tokens, cols.div_ceil(SUM_COLUMNS), 1], &parameters) }
 }
 
+/// The table for a kernel, and whether it leaves out experts in host memory. Sorted rows need none.
+fn places(places: Option<Places>) -> (*const Place, u32) {
+    match places {
+        Some(Places { table, at, on_device }) => {
+            ((table.address_to_queue() + at as u64) as *const Place, on_device.into())
+        }
+        None => (ptr::null(), 0),
+    }
+}
+
 /// Products in floating point.
 pub(crate) fn linear(
     device: &CudaDevice,
@@ -107,7 +119,7 @@ pub(crate) fn linear(
     x: &Tensor,
     w: &Tensor,
     routes: &Routes,
-    sharing: usize,
+    (sharing, at): (usize, Option<Places>),
 ) -> Result<()> {
     let (pairs, n) = y.shape().rows_cols();
     let (pairs, n, k, experts) = (pairs as u32, n as u32, w.dims()[1] as u32, routes.experts as u32);
@@ -122,7 +134,10 @@ pub(crate) fn linear(
             None => (routes.ids.ptr(), ptr::null()),
         };
         let sharing = if sorted.is_null() { sharing as u32 } else { 1 };
-        let parameters = Experts { y, x, w, ids, starts: sorted, experts, n, k, sharing, aligned: aligned.into() };
+        let (places, on_device) = places(at);
+        let parameters = Experts {
+            y, x, w, ids, starts: sorted, places, experts, n, k, sharing, aligned: aligned.into(), on_device,
+        };
         let (spec, grid) = if !sorted.is_null() && starts(16) && n.is_multiple_of(4) && k.is_multiple_of(4) {
             (tile, [n.div_ceil(TILE), slots(pairs, TILE, experts), 1])
         } else {
@@ -131,7 +146,8 @@ pub(crate) fn linear(
         };
         // SAFETY: `ops::experts_linear` has checked that x and w are contiguous, of the kernel's types, with k > 0 columns and
         // `experts` times n rows of w, and that x has a row for each pair, or for `sharing` of them; y is [pairs, n]. All are on this
-        // stream and of less than 2³¹ elements. The routes' ids are below `experts`.
+        // stream and of less than 2³¹ elements. The routes' ids are below `experts`. Places are an expert's n rows of w's bytes each,
+        // aligned as w: `nn::expert_cache` writes them, in this stream's order.
         unsafe { device.launch(spec, grid, &parameters) }
     })
 }
@@ -143,24 +159,27 @@ pub(crate) fn vectors(
     x: &Tensor,
     w: &QuantTensor,
     routes: &Routes,
-    sharing: usize,
+    (sharing, at): (usize, Option<Places>),
 ) -> Result<()> {
     let (pairs, n) = y.shape().rows_cols();
     let (pairs, n, spec) = (pairs as u32, n as u32, EXPERTS1[w.format() as usize]);
+    let (places, on_device) = places(at);
     let parameters = Experts1 {
         y: y.ptr(),
         x: x.ptr(),
         w: w.quants.address() as *const u8,
         w_scales: w.scales.address() as *const u8,
         ids: routes.ids.ptr(),
+        places,
         n,
         k: w.k as u32,
         cols: x.dims()[1] as u32,
         sharing: sharing as u32,
+        on_device,
     };
     // SAFETY: `ops::quant_experts_linear` has checked that x is contiguous f32, aligned, with w's columns, padded to a multiple of 4,
     // and a row for each pair, or for `sharing` of them; w has `experts` times n rows, and y is [pairs, n]. All are on this stream and
-    // of less than 2³¹ elements. The routes' ids are below `experts`.
+    // of less than 2³¹ elements. The routes' ids are below `experts`. Places are as in `linear`.
     unsafe { device.launch(&spec, [blocks1(n), pairs, 1], &parameters) }
 }
 

@@ -7,11 +7,14 @@
 //! compute stream    layer 0 │ layer 1 │ layer 2 │ …
 //! copy stream       1 → B   │ 2 → A   │ 3 → B   │ …     layer n is copied once layer n − 2 has been used
 //! ```
+//!
+//! Parts of a layer may be in device memory too ([`Resident`]); these are copied from there.
 
 use super::{DeviceBuffer, PinnedBuffer, SharedHost};
 use crate::cuda::{CudaDevice, Event};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Layers in host memory, of which two at a time are on the device.
 #[derive(Debug)]
@@ -28,7 +31,37 @@ pub struct LayerStream {
 enum Layer {
     /// `None` only during a copy, or after one that failed.
     Own(Option<PinnedBuffer>),
-    Shared(SharedHost),
+    Shared(SharedHost, Option<Arc<Mutex<Resident>>>),
+}
+
+/// Parts of a layer that are in device memory also. They are written on the stream of the kernels alone.
+#[derive(Debug)]
+pub(crate) struct Resident {
+    pub buffer: DeviceBuffer,
+    /// In the order of the layer's bytes.
+    pub runs: Vec<Run>,
+}
+
+/// Bytes of a layer from `to` on, that are in the buffer from `from` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub to: usize,
+    pub from: usize,
+    pub bytes: usize,
+}
+
+impl Resident {
+    /// Makes one of runs that lie side by side at both places.
+    pub fn join_runs(&mut self) {
+        self.runs.sort_by_key(|run| run.to);
+        self.runs.dedup_by(|next, run| {
+            let is_beside = run.to + run.bytes == next.to && run.from + run.bytes == next.from;
+            if is_beside {
+                run.bytes += next.bytes;
+            }
+            is_beside
+        });
+    }
 }
 
 #[derive(Debug)]
@@ -82,10 +115,20 @@ impl LayerStream {
     }
 
     /// As [`push`](Self::push), of bytes that others read too; those of [`readers`](Self::readers) are among the readers.
-    pub(crate) fn push_shared(&mut self, layer: SharedHost) -> Result<()> {
+    pub(crate) fn push_shared(
+        &mut self,
+        layer: SharedHost,
+        resident: Option<Arc<Mutex<Resident>>>,
+    ) -> Result<()> {
         self.places[0].buffer.range("LayerStream", 0, layer.len())?;
-        self.layers.push(Layer::Shared(layer));
+        self.layers.push(Layer::Shared(layer, resident));
         Ok(())
+    }
+
+    /// Orders the kernels' stream after the copies that were queued so far, so that it may write what these read.
+    pub(crate) fn after_copies(&self) -> Result<()> {
+        let loaded = self.places.iter().filter(|place| place.layer.is_some());
+        loaded.map(|place| self.device.stream().wait(&place.uploaded)).collect()
     }
 
     /// The streams of kernels and of copies.
@@ -171,7 +214,18 @@ impl LayerStream {
                 let bytes = own.len();
                 *layer = Some(target.queue_upload(0, own, bytes)?);
             }
-            Layer::Shared(layer) => target.upload_shared(layer)?,
+            Layer::Shared(layer, None) => target.upload_shared(0, layer, 0..layer.len())?,
+            Layer::Shared(layer, Some(resident)) => {
+                let resident = resident.lock().unwrap_or_else(PoisonError::into_inner);
+                let near = resident.buffer.on(&self.copies)?;
+                let mut at = 0;
+                for &Run { to, from, bytes } in &resident.runs {
+                    target.upload_shared(at, layer, at..to)?;
+                    target.copy_from(to, &near, from, bytes)?;
+                    at = to + bytes;
+                }
+                target.upload_shared(at, layer, at..layer.len())?;
+            }
         }
         uploaded.record(copies)?;
         *held = Some(index);

@@ -47,6 +47,7 @@ pub use device::{
     source,
 };
 pub use layers::LayerStream;
+pub(crate) use layers::{Resident, Run};
 pub(crate) use link::{InFlight, reach};
 pub use link::{Link, Way};
 pub use pinned::{CHUNK, Download, PinnedBuffer};

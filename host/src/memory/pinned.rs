@@ -12,7 +12,7 @@ use crate::{Error, Result};
 use cust::sys;
 use rayon::prelude::*;
 use std::ffi::c_void;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -336,19 +336,29 @@ impl DeviceBuffer {
         settle(self.device(), source, queued)
     }
 
-    /// Queues a copy of shared pinned memory to the buffer's start. The buffer's stream is one of its readers.
+    /// Queues a copy of a range of shared pinned memory to `offset`. The buffer's stream is one of its readers.
     ///
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
-    pub(crate) fn upload_shared(&mut self, source: &SharedHost) -> Result<()> {
+    pub(crate) fn upload_shared(
+        &mut self,
+        offset: usize,
+        source: &SharedHost,
+        range: Range<usize>,
+    ) -> Result<()> {
         let _lock = self.outside_capture("upload")?;
-        let bytes = source.len();
-        let address = self.range("upload", 0, bytes)?;
+        let bytes = range.len();
+        let address = self.range("upload", offset, bytes)?;
         if bytes == 0 || self.device().is_planned() {
             return Ok(());
         }
+        if range.end > source.len() {
+            let (argument, value) = ("source", format!("{range:?}"));
+            let reason = format!("it has {} bytes", source.len());
+            return Err(Error::Unsupported { op: "upload", argument, value, reason });
+        }
         self.device().bind()?;
-        let from = source.address() as *const c_void;
+        let from = (source.address() + range.start as u64) as *const c_void;
         // SAFETY: both ranges are `bytes` long (checked above). The source is written by nobody, and freed after a wait for its
         // readers' streams, of which this is one.
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, bytes, self.device().stream().raw()) };

@@ -1,8 +1,10 @@
 //! Mixture of experts in place of an MLP.
 
+use super::expert_cache::{ExpertCache, Hits};
 use super::hosted::Hosted;
 use super::{ExpertStream, Map, Matrix, RmsNorm, misfit};
 use crate::ops::{self, ExpertRows, Routes};
+use crate::problem::experts::Places;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
 
@@ -101,18 +103,28 @@ impl Experts {
     ) -> Result<Tensor> {
         let own = [&self.gate, &self.up, &self.down];
         let rows = x.dims().first().copied().unwrap_or(0);
+        let few = rows <= ExpertStream::READ_ROWS;
         match &self.hosted {
-            None => self.forward_with(x, norm, residual, Where::Device(&own)),
+            None => self.forward_with(x, norm, residual, Where::Device(&own, None)),
             Some(hosted) if hosted.is_for_cpu(rows) => {
                 let there = hosted.cpu().map(|tensors| of_tensors(&own, tensors)).transpose()?;
-                self.forward_with(x, norm, residual, Where::Cpu(there.as_ref()))
+                let cache = if few { hosted.cache()? } else { None };
+                self.forward_with(
+                    x,
+                    norm,
+                    residual,
+                    Where::Cpu(there.as_ref(), cache.map(|cache| (&own, cache))),
+                )
             }
-            Some(hosted) if rows > ExpertStream::READ_ROWS => hosted.on_device(|tensors| {
+            Some(hosted) if !few => hosted.on_device(|tensors| {
                 let [gate, up, down] = of_tensors(&own, tensors)?;
-                self.forward_with(x, norm, residual, Where::Device(&[&gate, &up, &down]))
+                self.forward_with(x, norm, residual, Where::Device(&[&gate, &up, &down], None))
             }),
             // a few rows read few experts, where they are
-            Some(_) => self.forward_with(x, norm, residual, Where::Device(&own)),
+            Some(hosted) => {
+                let cache = hosted.cache()?;
+                self.forward_with(x, norm, residual, Where::Device(&own, cache))
+            }
         }
     }
 
@@ -130,25 +142,45 @@ impl Experts {
             let x = x.narrow(0, start, len)?;
             let x = norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))?;
             let residual = residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
-            let mut routes = ops::route(&x, &self.router, self.top_k, self.normalized)?;
+            let mut routes = self.route(&x)?;
             let down = match matrices {
-                Where::Device(matrices) => products(&x, matrices, &routes)?,
-                Where::Cpu(matrices) => {
+                Where::Device(matrices, None) => products(&x, matrices, &routes, None)?,
+                Where::Device(matrices, Some(cache)) => {
+                    cache.with_places(false, |places| products(&x, matrices, &routes, Some(places)))?
+                }
+                Where::Cpu(Some(there), Some((own, cache))) => beside(&x, own, there, &routes, cache)?,
+                Where::Cpu(Some([gate, up, down]), None) => {
                     let there = routes.to_cpu()?;
                     routes = routes.in_order_of(&there)?;
-                    match matrices {
-                        Some([gate, up, down]) => {
-                            products(&x.to_device(&Device::Cpu)?, &[gate, up, down], &there)?
-                                .to_device(&x.device())?
-                        }
-                        None => Tensor::uninitialized([len * self.top_k, hidden], DType::F32, &x.device())?,
-                    }
+                    let x = x.to_device(&Device::Cpu)?;
+                    products(&x, &[gate, up, down], &there, None)?.to_device(&y.device())?
+                }
+                Where::Cpu(None, None) => {
+                    let there = routes.to_cpu()?;
+                    routes = routes.in_order_of(&there)?;
+                    Tensor::uninitialized([len * self.top_k, hidden], DType::F32, &x.device())?
+                }
+                Where::Cpu(None, Some((own, cache))) => {
+                    let here = cache.with_places(true, |places| products(&x, own, &routes, Some(places)))?;
+                    Tensor::uninitialized([len * self.top_k, hidden], DType::F32, &x.device())?; // the CPU's
+                    here
                 }
             };
             let y = y.view_mut()?.narrow(0, start, len)?;
             ops::experts_sum_into(y, &down, &routes, residual.as_ref())?;
         }
         Ok(y)
+    }
+
+    /// The experts of these rows, which are counted where some have slots.
+    fn route(&self, x: &Tensor) -> Result<Routes> {
+        match self.hosted.as_ref().and_then(|hosted| hosted.counted()) {
+            None => ops::route(x, &self.router, self.top_k, self.normalized),
+            Some(cache) => cache.counting(|uses| {
+                let uses = Some(uses.view_mut()?);
+                ops::route_counted(x, &self.router, self.top_k, self.normalized, uses)
+            }),
+        }
     }
 
     /// The same with its matrices in host memory: [`ExpertStream`] says which rows the CPU computes. The others' results have the same
@@ -163,13 +195,18 @@ impl Experts {
             return Err(Error::Unsupported { op, argument, value, reason });
         }
         let own = [&self.gate, &self.up, &self.down];
-        let (hosted, tensors) = Hosted::new(stream, &tensors(&own)?)?;
+        let (hosted, tensors) = Hosted::new(stream, &tensors(&own)?, self.router.dims()[0])?;
         let [gate, up, down] = of_tensors(&own, &tensors)?;
         Ok(Self { gate, up, down, hosted: Some(Arc::new(hosted)), ..self.clone() })
     }
 
     pub(super) fn is_in_host_memory(&self) -> bool {
         self.hosted.is_some()
+    }
+
+    /// How often the router's choice was in device memory, where experts in host memory have slots there.
+    pub(super) fn hits(&self) -> Hits {
+        self.hosted.as_ref().map(|hosted| hosted.hits()).unwrap_or_default()
     }
 
     /// As [`Linear::map`](super::Linear::map).
@@ -196,9 +233,10 @@ impl Experts {
 /// The matrices of a pass, and who computes with them.
 #[derive(Clone, Copy)]
 enum Where<'a> {
-    Device(&'a [&'a Matrix; 3]),
-    /// None in a plan.
-    Cpu(Option<&'a [Matrix; 3]>),
+    /// The GPU, or whoever has the rows. Of a cache the matrices of its experts are read there.
+    Device(&'a [&'a Matrix; 3], Option<&'a ExpertCache>),
+    /// The CPU, with its matrices, `None` in a plan; the GPU, with its own, computes the experts of a cache.
+    Cpu(Option<&'a [Matrix; 3]>, Option<(&'a [&'a Matrix; 3], &'a ExpertCache)>),
 }
 
 /// The tensors of matrices.
@@ -224,22 +262,60 @@ fn of_tensors([gate, up, down]: &[&Matrix; 3], tensors: &[Tensor]) -> Result<[Ma
 }
 
 /// down(silu(gate(x)) ⊙ up(x)) for each pair, in the order of the routes.
-fn products(x: &Tensor, [gate, up, down]: &[&Matrix; 3], routes: &Routes) -> Result<Tensor> {
-    let gate = product(ExpertRows::Tokens(x), gate, routes)?;
-    let up = product(ExpertRows::Tokens(x), up, routes)?;
+fn products(
+    x: &Tensor,
+    [gate, up, down]: &[&Matrix; 3],
+    routes: &Routes,
+    places: Option<[Places; 3]>,
+) -> Result<Tensor> {
+    let place = |matrix: usize| places.map(|places| places[matrix]);
+    let gate = product(ExpertRows::Tokens(x), gate, routes, place(0))?;
+    let up = product(ExpertRows::Tokens(x), up, routes, place(1))?;
     let inner = ops::silu_mul(&gate, &up)?;
     drop((gate, up));
-    product(ExpertRows::Pairs(&inner), down, routes)
+    product(ExpertRows::Pairs(&inner), down, routes, place(2))
 }
 
-fn product(x: ExpertRows, w: &Matrix, routes: &Routes) -> Result<Tensor> {
+fn product(x: ExpertRows, w: &Matrix, routes: &Routes, places: Option<Places>) -> Result<Tensor> {
     match w {
-        Matrix::Quantized(w) => ops::quant_experts_linear(x, w, routes),
-        Matrix::Plain(w) => ops::experts_linear(x, w, routes),
+        Matrix::Quantized(w) => ops::quant_experts_linear_at(x, w, routes, places),
+        Matrix::Plain(w) => ops::experts_linear_at(x, w, routes, places),
         Matrix::Stacked(_) | Matrix::Adapted(_) => {
             let (argument, value) = ("w", "a matrix of parts".to_owned());
             let reason = "`Experts::new` refuses it".into();
             Err(Error::Unsupported { op: "Experts", argument, value, reason })
         }
     }
+}
+
+/// As [`products`] for few rows, in the order of the pairs: the GPU computes the experts of the cache with its matrices, and at the same
+/// time the CPU the others with those that are `there`.
+fn beside(
+    x: &Tensor,
+    own: &[&Matrix; 3],
+    [gate, up, down]: &[Matrix; 3],
+    routes: &Routes,
+    cache: &ExpertCache,
+) -> Result<Tensor> {
+    let (ids, _) = routes.to_vecs()?;
+    let is_here = cache.is_here();
+    let is_away = |&pair: &usize| !is_here.get(ids[pair] as usize).is_some_and(|here| *here);
+    let away: Vec<usize> = (0..ids.len()).filter(is_away).collect();
+    let host = if away.is_empty() { None } else { Some(x.to_device(&Device::Cpu)?) }; // before the GPU has more to do
+    let mut y = cache.with_places(true, |places| products(x, own, routes, Some(places)))?;
+    let Some(host) = host else { return Ok(y) };
+    // each pair is a row of its own, with one expert
+    let tokens: Vec<u32> = away.iter().map(|&pair| (pair / routes.top_k()) as u32).collect();
+    let tokens = Tensor::from_slice(&tokens, [tokens.len()], &Device::Cpu)?;
+    let of_pairs: Vec<u32> = away.iter().map(|&pair| ids[pair]).collect();
+    let there = Routes::from_slices(&of_pairs, &vec![1.0; away.len()], 1, routes.experts(), &Device::Cpu)?;
+    let rows = products(&ops::embedding(&host, &tokens)?, &[gate, up, down], &there, None)?;
+    let rows = ops::experts_sum(&rows, &there, None)?.to_device(&x.device())?; // 1 · row, in the order of the pairs
+    let mut first = 0;
+    for run in away.chunk_by(|a, b| a + 1 == *b) {
+        let to = y.view_mut()?.narrow(0, run[0], run.len())?;
+        ops::copy_into(to, &rows.narrow(0, first, run.len())?)?;
+        first += run.len();
+    }
+    Ok(y)
 }

@@ -5,7 +5,10 @@
 //! few rows, no CPU    kernels read the matrices of the chosen experts over the bus
 //! many rows, no CPU   the layer's matrices are copied to one of two places while the layer before computes
 //! ```
+//!
+//! The experts that are used most may have slots in device memory (`expert_cache`): few rows read these there, also beside the CPU.
 
+use super::expert_cache::{ExpertCache, Hits, Slices};
 use crate::cuda::CudaDevice;
 use crate::memory::{LayerStream, PinnedBuffer, SharedHost};
 use crate::ops::MAX_UNSORTED_TOKENS;
@@ -42,6 +45,8 @@ pub struct ExpertStream {
     device: CudaDevice,
     stream: Arc<Mutex<LayerStream>>,
     cpu_rows: usize,
+    /// Experts of each layer that are in device memory too.
+    slots: usize,
 }
 
 /// A layer's part of it.
@@ -53,6 +58,7 @@ pub(super) struct Hosted {
     parts: Vec<Part>,
     /// For the CPU; `None` in a plan.
     cpu: Option<Vec<Tensor>>,
+    cache: Option<ExpertCache>,
 }
 
 /// A tensor, and its offset in the layer's bytes.
@@ -79,7 +85,16 @@ impl ExpertStream {
     /// A driver error.
     pub fn new(device: &CudaDevice, cpu_rows: usize) -> Result<Self> {
         let stream = Arc::new(Mutex::new(LayerStream::new(device, 0)?));
-        Ok(Self { device: device.clone(), stream, cpu_rows })
+        Ok(Self { device: device.clone(), stream, cpu_rows, slots: 0 })
+    }
+
+    /// With the most used experts of each layer in device memory too: as many as `slots`, or all if there are fewer.
+    ///
+    /// Their number is counted while passes run, and between passes of few rows experts that were chosen more often take the slots of
+    /// others. What the GPU computes has the same bits wherever an expert is; of a pass that is the CPU's, the GPU computes the experts
+    /// with slots.
+    pub fn with_slots(self, slots: usize) -> Self {
+        Self { slots, ..self }
     }
 
     pub(super) fn device(&self) -> Device {
@@ -92,8 +107,9 @@ impl ExpertStream {
 }
 
 impl Hosted {
-    /// Copies a layer's tensors to host memory. Gives the layer, and the tensors as kernels read them there.
-    pub fn new(stream: &ExpertStream, tensors: &[Tensor]) -> Result<(Self, Vec<Tensor>)> {
+    /// Copies the tensors of a layer of so many experts to host memory: as many of each of three matrices. Gives the layer, and the
+    /// tensors as kernels read them there.
+    pub fn new(stream: &ExpertStream, tensors: &[Tensor], experts: usize) -> Result<(Self, Vec<Tensor>)> {
         let (parts, bytes) = parts(tensors);
         let mut layers = stream.lock();
         let readers = layers.readers();
@@ -111,16 +127,41 @@ impl Hosted {
             cpu = Some(placed(&parts, &Tensor::of_shared(&host, &Device::Cpu)?)?);
             views = placed(&parts, &Tensor::of_shared(&host, &stream.device())?)?;
         }
+        let cache = match stream.slots.min(experts) {
+            0 => None,
+            slots => {
+                let slices = slices(&parts, experts);
+                Some(ExpertCache::new(&stream.device(), &host, slices, (slots, experts), layers.len())?)
+            }
+        };
         let layer = match stream.cpu_rows {
             usize::MAX => None,
             _ => {
                 layers.reserve(bytes)?;
-                layers.push_shared(host)?;
+                layers.push_shared(host, cache.as_ref().map(ExpertCache::resident))?;
                 Some(layers.len() - 1)
             }
         };
         drop(layers);
-        Ok((Self { stream: stream.clone(), layer, parts, cpu }, views))
+        Ok((Self { stream: stream.clone(), layer, parts, cpu, cache }, views))
+    }
+
+    /// The experts in device memory, for a pass of few rows, before which some may change places.
+    pub fn cache(&self) -> Result<Option<&ExpertCache>> {
+        if let Some(cache) = self.cache.as_ref().filter(|_| !self.stream.device.is_planned()) {
+            cache.turn(|| self.stream.lock().after_copies())?;
+        }
+        Ok(self.cache.as_ref())
+    }
+
+    /// As [`cache`](Self::cache), for its counts alone.
+    pub fn counted(&self) -> Option<&ExpertCache> {
+        self.cache.as_ref()
+    }
+
+    /// How often the router's choice was in device memory.
+    pub fn hits(&self) -> Hits {
+        self.cache.as_ref().map(ExpertCache::hits).unwrap_or_default()
     }
 
     /// Whether the CPU computes a pass of so many rows.
@@ -158,6 +199,18 @@ fn parts(tensors: &[Tensor]) -> (Vec<Part>, usize) {
         part
     };
     (tensors.iter().map(part).collect(), bytes)
+}
+
+/// An expert's part of each tensor of three matrices.
+fn slices(parts: &[Part], experts: usize) -> Vec<Slices> {
+    let halves = (parts.len() / 3).max(1);
+    let slice = |(index, part): (usize, &Part)| Slices {
+        at: part.at,
+        bytes: part.bytes() / experts,
+        matrix: index / halves,
+        half: index % halves,
+    };
+    parts.iter().enumerate().map(slice).collect()
 }
 
 /// The tensors in these bytes.

@@ -1,5 +1,6 @@
 //! The position-wise part of a transformer block.
 
+use super::expert_cache::Hits;
 use super::{ExpertStream, Experts, Linear, Map, Matrix, RmsNorm, misfit};
 use crate::ops::{self, Activation, Epilogue};
 use crate::problem::pieces::{MLP_ROWS, even_pieces, rows_per_launch};
@@ -90,6 +91,14 @@ impl Mlp {
     /// Whether its matrices are experts' in host memory.
     pub fn has_experts_in_host_memory(&self) -> bool {
         matches!(&self.0, Kind::Experts(experts) if experts.is_in_host_memory())
+    }
+
+    /// How often the router's choice was in device memory, where experts in host memory have slots there ([`ExpertStream::with_slots`]).
+    pub fn expert_hits(&self) -> Hits {
+        match &self.0 {
+            Kind::Dense(_) => Hits::default(),
+            Kind::Experts(experts) => experts.hits(),
+        }
     }
 
     /// mlp(norm(x)) + residual.

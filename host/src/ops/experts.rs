@@ -3,7 +3,7 @@
 use super::check::{Check, aligned};
 use super::{copy_into, embedding, linear, linear_into, quant_matmul_rows_into, quantize_rows};
 use crate::problem::activate::Epilogue;
-use crate::problem::experts::{ExpertRows, Routes, Sorted};
+use crate::problem::experts::{ExpertRows, Places, Routes, Sorted};
 use crate::quant::QuantTensor;
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 use kernels_gpu::experts::MAX_EXPERTS;
@@ -31,6 +31,17 @@ const ROUTE: Check = Check("route");
 /// # Errors
 /// [`Error::Unsupported`] if there are more than 1024 experts, or `top_k` is 0 or more than there are.
 pub fn route(x: &Tensor, gate: &Tensor, top_k: usize, normalized: bool) -> Result<Routes> {
+    route_counted(x, gate, top_k, normalized, None)
+}
+
+/// As [`route`], which adds to `uses`, u32 [experts] on a GPU, how often each expert was chosen.
+pub(crate) fn route_counted(
+    x: &Tensor,
+    gate: &Tensor,
+    top_k: usize,
+    normalized: bool,
+    uses: Option<TensorMut>,
+) -> Result<Routes> {
     ROUTE.dtype("x", x, DType::F32)?;
     ROUTE.float("gate", gate)?;
     let &[tokens, k] = x.dims() else { return Err(ROUTE.bad_shape("x", x, "[tokens, k]")) };
@@ -48,13 +59,18 @@ pub fn route(x: &Tensor, gate: &Tensor, top_k: usize, normalized: bool) -> Resul
     let mut weights = Tensor::uninitialized([tokens, top_k], DType::F32, &device)?;
     let weights_view = weights.view_mut()?;
     ROUTE.device(&weights_view, &[("x", x), ("gate", gate)])?;
+    if let Some(uses) = &uses {
+        ROUTE.dtype("uses", uses, DType::U32)?;
+        ROUTE.shape("uses", uses, &[experts], "[experts]")?;
+        ROUTE.device(uses, &[("x", x)])?;
+    }
     match &device {
         Device::Cpu => {
             let logits = linear(x, gate, None, &Epilogue::default())?;
             cpu::experts::choose(ids.view_mut()?, weights_view, &logits, normalized)?;
         }
         Device::Cuda(device) => {
-            gpu::experts::route(device, ids.view_mut()?, weights_view, x, gate, normalized)?;
+            gpu::experts::route(device, ids.view_mut()?, weights_view, x, gate, normalized, uses)?;
         }
     }
     sorted(ids, weights, experts)
@@ -206,6 +222,16 @@ fn output(routes: &Routes, n: usize, device: &Device) -> Result<Tensor> {
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 pub fn experts_linear(x: ExpertRows, w: &Tensor, routes: &Routes) -> Result<Tensor> {
+    experts_linear_at(x, w, routes, None)
+}
+
+/// As [`experts_linear`], with matrices at other places if there are few rows.
+pub(crate) fn experts_linear_at(
+    x: ExpertRows,
+    w: &Tensor,
+    routes: &Routes,
+    places: Option<Places>,
+) -> Result<Tensor> {
     LINEAR.float("w", w)?;
     LINEAR.contiguous("w", w)?;
     let (device, _, n) = check_product(x, routes, w, w.dims())?;
@@ -217,7 +243,7 @@ pub fn experts_linear(x: ExpertRows, w: &Tensor, routes: &Routes) -> Result<Tens
     match &device {
         Device::Cuda(device) => {
             let sharing = if matches!(x, ExpertRows::Tokens(_)) { routes.top_k() } else { 1 };
-            gpu::experts::linear(device, y.view_mut()?, &rows, w, routes, sharing)?;
+            gpu::experts::linear(device, y.view_mut()?, &rows, w, routes, (sharing, places))?;
         }
         Device::Cpu => each_expert(&mut y, routes, |y, expert, start, len| {
             let (x, w) = (rows.narrow(0, start, len)?, w.narrow(0, expert * n, n)?);
@@ -241,6 +267,16 @@ pub fn experts_linear(x: ExpertRows, w: &Tensor, routes: &Routes) -> Result<Tens
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 pub fn quant_experts_linear(x: ExpertRows, w: &QuantTensor, routes: &Routes) -> Result<Tensor> {
+    quant_experts_linear_at(x, w, routes, None)
+}
+
+/// As [`quant_experts_linear`], with matrices at other places if there are few rows.
+pub(crate) fn quant_experts_linear_at(
+    x: ExpertRows,
+    w: &QuantTensor,
+    routes: &Routes,
+    places: Option<Places>,
+) -> Result<Tensor> {
     let (device, k, n) = check_product(x, routes, &w.quants, w.shape().dims())?;
     let mut y = output(routes, n, &device)?;
     if y.shape().elements() == 0 {
@@ -251,7 +287,7 @@ pub fn quant_experts_linear(x: ExpertRows, w: &QuantTensor, routes: &Routes) -> 
         Device::Cuda(device) if routes.sorted.is_none() => {
             let sharing = if matches!(x, ExpertRows::Tokens(_)) { routes.top_k() } else { 1 };
             let rows = if k.is_multiple_of(4) { aligned(&rows)? } else { padded(&rows)? };
-            gpu::experts::vectors(device, y.view_mut()?, &rows, w, routes, sharing)?;
+            gpu::experts::vectors(device, y.view_mut()?, &rows, w, routes, (sharing, places))?;
         }
         Device::Cuda(device) => {
             gpu::experts::tiles(device, y.view_mut()?, &quantize_rows(&rows)?, w, routes)?;

@@ -1,5 +1,6 @@
 //! Which experts each token has.
 
+use crate::memory::DeviceBuffer;
 use crate::{Result, Tensor};
 
 /// The experts of tokens and their weights, from [`ops::route`](crate::ops::route). A pair is a token and one of its experts. The
@@ -58,4 +59,14 @@ pub enum ExpertRows<'a> {
     Tokens(&'a Tensor),
     /// [pairs, k]: the rows of another product, in its order.
     Pairs(&'a Tensor),
+}
+
+/// Where experts' matrices are that a product of few rows reads, if not below each other in one tensor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places<'a> {
+    /// A [`Place`](kernels_gpu::experts::Place) for each expert, relative to the tensors of the product, from byte `at` on.
+    pub table: &'a DeviceBuffer,
+    pub at: usize,
+    /// Whether the rows of experts in host memory become zeros: another computes them.
+    pub on_device: bool,
 }

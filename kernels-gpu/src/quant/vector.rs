@@ -36,6 +36,7 @@ use super::weights::{Matrix, Weights};
 use super::{FORMATS, Product};
 use crate::activate::IDENTITY;
 use crate::device::{keep_order, shared};
+use crate::experts::{Place, place};
 use core::ptr::null;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
@@ -93,12 +94,16 @@ pub struct Experts1 {
     pub w_scales: *const u8,
     /// [pairs], below the number of experts
     pub ids: *const u32,
+    /// [experts]: where they are; null if below each other in w
+    pub places: *const Place,
     pub n: u32,
     pub k: u32,
     /// At most k; a multiple of 4 unless there is one row of x.
     pub cols: u32,
     /// Neighbouring pairs that have one row of x.
     pub sharing: u32,
+    /// 1 if y gets zeros of experts in host memory, else 0.
+    pub on_device: u32,
 }
 
 /// Number of blocks of [`VECTOR1`] that cover all columns of y.
@@ -358,6 +363,20 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
     }
 }
 
+/// Writes zeros in the block's columns of a row of `n`.
+///
+/// # Safety
+/// y has them, and they are this block's.
+#[inline(always)]
+unsafe fn zeros(y: *mut f32, n: u32) {
+    let (own, column) = (WARPS1 * ROWS1, thread::thread_idx_x());
+    let at = thread::block_idx_x() * own + column;
+    if column < own && at < n {
+        // SAFETY: the column is below n, and this block's: this function's contract.
+        unsafe { *y.add(at as usize) = 0.0 };
+    }
+}
+
 /// The sums over all lanes of K values each, spread over the lanes.
 struct Spread<const K: usize>;
 
@@ -508,15 +527,23 @@ macro_rules! vectors {
                 )]
                 pub unsafe fn experts1(p: Experts1) {
                     let pair = thread::block_idx_y();
-                    let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
-                    // SAFETY: the pair exists; else, this kernel's contract is the body's.
+                    // SAFETY: the pair exists, and its expert has a place; else, this kernel's contract is the body's.
                     unsafe {
                         let (y, x) = (
                             p.y.add((pair * p.n) as usize),
                             p.x.add((pair / p.sharing.max(1) * p.cols) as usize),
                         );
                         let epilogue = Epilogue { y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
-                        let from_row = *p.ids.add(pair as usize) * p.n;
+                        let Some(([quants, scales], from_row)) =
+                            place(p.places, p.on_device, *p.ids.add(pair as usize), p.n)
+                        else {
+                            return zeros(y, p.n);
+                        };
+                        let w = Matrix {
+                            quants: p.w.wrapping_add(quants as usize),
+                            scales: p.w_scales.wrapping_add(scales as usize),
+                            k: p.k,
+                        };
                         super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, from_row, p.cols)
                     }
                 }

@@ -296,7 +296,7 @@ class Qwen3VL:
         cache: Optional[str] = None,
         gpu_layers: Optional[int] = None,
         experts: Optional[str] = None,
-        expert_layers: int = 0,
+        cached_experts: int = 0,
         vision: Optional[str] = None,
         mmproj: Optional[_PathLike] = None,
         tokens_per_pass: Optional[int] = None,
