@@ -363,34 +363,35 @@ pub unsafe fn experts_sum_f32(Combine { y, x, weights, places, residual, cols, t
     }
 }
 
-/// Where an expert's matrix is, if the experts' are not below each other in one tensor: bytes to add to the tensor's addresses, of
-/// quants (or values) and of scales. The lowest bit of the first is set if the matrix is in host memory.
-pub type Place = [u64; 2];
+/// The slot of an expert that has none.
+pub const NO_SLOT: u32 = u32::MAX;
 
-/// Marks a [`Place`] in host memory.
-pub const IN_HOST_MEMORY: u64 = 1;
+/// Where an expert's rows of a matrix are, in a product of few rows.
+#[derive(Clone, Copy)]
+pub(crate) enum Place {
+    /// From this row of the tensor of all experts on.
+    All(u32),
+    /// From this row of the tensor of slots on.
+    Slot(u32),
+    /// In the tensor of all experts, and another computes with it.
+    Away,
+}
 
-/// The rows of a matrix that an expert has in a product of few rows: the bytes to add to the tensor's addresses, and the first row.
-/// `None` if the expert is in host memory and another computes those (`on_device` is not 0).
+/// The place of an expert with `n` rows. `slots`: each expert's slot or [`NO_SLOT`]; null if none has one.
 ///
 /// # Safety
-/// `places` has `expert`, or is null.
+/// `slots` has the expert, or is null.
 #[inline(always)]
-pub(crate) unsafe fn place(
-    places: *const Place,
-    on_device: u32,
-    expert: u32,
-    n: u32,
-) -> Option<(Place, u32)> {
-    if places.is_null() {
-        return Some(([0, 0], expert * n));
+pub(crate) unsafe fn place(slots: *const u32, on_device: u32, expert: u32, n: u32) -> Place {
+    if slots.is_null() {
+        return Place::All(expert * n);
     }
-    // SAFETY: the expert has a place: this function's contract.
-    let [quants, scales] = unsafe { *places.add(expert as usize) };
-    if on_device != 0 && quants & IN_HOST_MEMORY != 0 {
-        return None;
+    // SAFETY: the expert has an entry: this function's contract.
+    match unsafe { *slots.add(expert as usize) } {
+        NO_SLOT if on_device != 0 => Place::Away,
+        NO_SLOT => Place::All(expert * n),
+        slot => Place::Slot(slot * n),
     }
-    Some(([quants & !IN_HOST_MEMORY, scales], 0))
 }
 
 /// A tile's rows in a grouped product.

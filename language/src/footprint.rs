@@ -50,9 +50,16 @@ impl Gpu {
     /// 2B size. Its use is not known.
     const BESIDE_STREAMING: usize = 24 << 20;
 
-    /// Bytes beside the pool; `streaming`: some layers pass through.
-    fn beside(&self, streaming: bool) -> usize {
-        self.beside_pool + if streaming { self.beside_streaming } else { 0 }
+    /// As [`BESIDE_STREAMING`](Self::BESIDE_STREAMING), and what it took besides with a mixture's experts that pass through, on an H100: 38 MiB
+    /// together with 30B-A3B.
+    const BESIDE_EXPERTS: usize = 16 << 20;
+
+    /// Bytes beside the pool with these options for a model of `layers` layers.
+    fn beside(&self, options: &LoadOptions, layers: usize) -> usize {
+        let is_real = self.beside_streaming > 0;
+        let streaming = if options.is_streaming(layers) { self.beside_streaming } else { 0 };
+        let experts = if is_real && options.experts.is_streamed() { Self::BESIDE_EXPERTS } else { 0 };
+        self.beside_pool + streaming + experts
     }
 
     /// A device; the virtual GPU keeps no code in its memory, and nothing for layers that pass through.
@@ -128,7 +135,6 @@ impl Planned<'_> {
         gpus: &[Gpu],
     ) -> Result<Vec<Footprint>> {
         let (mut all, books) = self.run(&[*work], batch, places, gpus)?;
-        let streaming = self.options.is_streaming(self.config.text.num_hidden_layers);
         for ((footprint, books), gpu) in all.iter_mut().zip(&books).zip(gpus) {
             if books.trimmed > 0 {
                 // It fits only if the driver takes back every segment that the pool returns meanwhile. A driver's pool keeps parts.
@@ -136,7 +142,9 @@ impl Planned<'_> {
                 return Err(Error::OutOfMemory { device, requested, free: 0, total: gpu.memory });
             }
             if books.peak_live > 0 {
-                footprint.peak = books.peak_reserved + books.peak_beside + gpu.beside(streaming);
+                footprint.peak = books.peak_reserved
+                    + books.peak_beside
+                    + gpu.beside(self.options, self.config.text.num_hidden_layers);
             }
             footprint.host += books.host_bytes;
         }
@@ -165,11 +173,11 @@ impl Planned<'_> {
         (mode, layers, vision): Places,
         gpus: &[Gpu],
     ) -> Result<(Vec<Footprint>, Vec<Books>)> {
-        let streaming = self.options.is_streaming(self.config.text.num_hidden_layers);
+        let depth = self.config.text.num_hidden_layers;
         let planned = |gpu: &Gpu| PlannedGpu {
             capability: gpu.capability,
             multiprocessors: gpu.multiprocessors,
-            memory: gpu.memory.saturating_sub(gpu.beside(streaming)),
+            memory: gpu.memory.saturating_sub(gpu.beside(self.options, depth)),
         };
         // the last one is in the place of host memory
         let host = PlannedGpu { capability: (6, 1), multiprocessors: 1, memory: usize::MAX };

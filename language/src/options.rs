@@ -120,6 +120,11 @@ impl ExpertPlacement {
         }
     }
 
+    /// Whether some pass has a layer's experts copied to the GPU.
+    pub(crate) fn is_streamed(self) -> bool {
+        matches!(self, Self::Stream | Self::Mixed { .. })
+    }
+
     /// The word of `--experts`.
     pub fn name(self) -> &'static str {
         match self {

@@ -7,7 +7,7 @@ use crate::problem::experts::{Places, Routes, Sorted};
 use crate::quant::{QuantRows, QuantTensor};
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::experts::{
-    BLOCK_LOGITS, Combine, Place, ROUTE, Route, SUM_COLUMNS, Sort, experts_sort, experts_sum_f32, slots,
+    BLOCK_LOGITS, Combine, ROUTE, Route, SUM_COLUMNS, Sort, experts_sort, experts_sum_f32, slots,
 };
 use kernels_gpu::matmul::experts::{
     Experts, ROW_COLUMNS, TILE, matmul_experts1_f32, matmul_experts1_mixed, matmul_experts64_f32,
@@ -102,13 +102,13 @@ pub(crate) fn sum(
     unsafe { device.launch(&experts_sum_f32, [tokens, cols.div_ceil(SUM_COLUMNS), 1], &parameters) }
 }
 
-/// The table for a kernel, and whether it leaves out experts in host memory. Sorted rows need none.
-fn places(places: Option<Places>) -> (*const Place, u32) {
+/// The slots for a kernel, what is in them, and whether it leaves out experts without one. Sorted rows need none.
+fn slots_of(places: Option<Places>) -> (*const u32, [u64; 2], u32) {
     match places {
-        Some(Places { table, at, on_device }) => {
-            ((table.address_to_queue() + at as u64) as *const Place, on_device.into())
+        Some(Places { slots, cached, on_device }) => {
+            (slots.address_to_queue() as *const u32, cached, on_device.into())
         }
-        None => (ptr::null(), 0),
+        None => (ptr::null(), [0; 2], 0),
     }
 }
 
@@ -134,9 +134,9 @@ pub(crate) fn linear(
             None => (routes.ids.ptr(), ptr::null()),
         };
         let sharing = if sorted.is_null() { sharing as u32 } else { 1 };
-        let (places, on_device) = places(at);
+        let (slots_of_experts, cached, on_device) = slots_of(at);
         let parameters = Experts {
-            y, x, w, ids, starts: sorted, places, experts, n, k, sharing, aligned: aligned.into(), on_device,
+            y, x, w, ids, starts: sorted, cached: cached[0] as *const T, slots: slots_of_experts, experts, n, k, sharing, aligned: aligned.into(), on_device,
         };
         let (spec, grid) = if !sorted.is_null() && starts(16) && n.is_multiple_of(4) && k.is_multiple_of(4) {
             (tile, [n.div_ceil(TILE), slots(pairs, TILE, experts), 1])
@@ -146,8 +146,8 @@ pub(crate) fn linear(
         };
         // SAFETY: `ops::experts_linear` has checked that x and w are contiguous, of the kernel's types, with k > 0 columns and
         // `experts` times n rows of w, and that x has a row for each pair, or for `sharing` of them; y is [pairs, n]. All are on this
-        // stream and of less than 2³¹ elements. The routes' ids are below `experts`. Places are an expert's n rows of w's bytes each,
-        // aligned as w: `nn::expert_cache` writes them, in this stream's order.
+        // stream and of less than 2³¹ elements. The routes' ids are below `experts`. Slots have an entry for each
+        // expert, and `cached` n rows for each slot, aligned as w's: `nn::expert_cache` writes them in this stream's order.
         unsafe { device.launch(spec, grid, &parameters) }
     })
 }
@@ -163,14 +163,16 @@ pub(crate) fn vectors(
 ) -> Result<()> {
     let (pairs, n) = y.shape().rows_cols();
     let (pairs, n, spec) = (pairs as u32, n as u32, EXPERTS1[w.format() as usize]);
-    let (places, on_device) = places(at);
+    let (slots_of_experts, cached, on_device) = slots_of(at);
     let parameters = Experts1 {
         y: y.ptr(),
         x: x.ptr(),
         w: w.quants.address() as *const u8,
         w_scales: w.scales.address() as *const u8,
         ids: routes.ids.ptr(),
-        places,
+        cached: cached[0] as *const u8,
+        cached_scales: cached[1] as *const u8,
+        slots: slots_of_experts,
         n,
         k: w.k as u32,
         cols: x.dims()[1] as u32,
@@ -179,7 +181,7 @@ pub(crate) fn vectors(
     };
     // SAFETY: `ops::quant_experts_linear` has checked that x is contiguous f32, aligned, with w's columns, padded to a multiple of 4,
     // and a row for each pair, or for `sharing` of them; w has `experts` times n rows, and y is [pairs, n]. All are on this stream and
-    // of less than 2³¹ elements. The routes' ids are below `experts`. Places are as in `linear`.
+    // of less than 2³¹ elements. The routes' ids are below `experts`. Slots are as in `linear`.
     unsafe { device.launch(&spec, [blocks1(n), pairs, 1], &parameters) }
 }
 

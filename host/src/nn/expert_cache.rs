@@ -2,14 +2,14 @@
 //!
 //! A layer has slots for as many of its experts as there is room for. Every choice of the router is counted on the device. Now and then
 //! the counts come to the host, and experts that were chosen more often take the slots of those that were chosen less. Counts fade, so a
-//! new topic has its experts soon. Copies and the table of places are queued on the stream of the kernels that read them.
+//! new topic has its experts soon. Copies and the table of slots are queued on the stream of the kernels that read them.
 //!
 //! Where the experts are is in the table alone: the host does not wait for the router's choice.
 
 use crate::memory::{DeviceBuffer, Download, Resident, Run, SharedHost};
 use crate::problem::experts::Places;
 use crate::{DType, Device, Result, Tensor};
-use kernels_gpu::experts::{IN_HOST_MEMORY, Place};
+use kernels_gpu::experts::NO_SLOT;
 use std::iter::Sum;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,9 +32,8 @@ pub(super) struct Slices {
     pub at: usize,
     /// Of an expert.
     pub bytes: usize,
-    /// Which matrix it belongs to, and which half of a [`Place`] it is.
+    /// Which of the three matrices it belongs to; its quants (or values) come first, then its scales.
     pub matrix: usize,
-    pub half: usize,
 }
 
 /// The slots of a layer.
@@ -52,7 +51,7 @@ pub(super) struct ExpertCache {
 struct State {
     /// u32 [experts], on the device.
     uses: Tensor,
-    /// Each matrix's places.
+    /// u32 [experts], on the device: `slot_of` as kernels read it.
     table: DeviceBuffer,
     /// The slot of each expert that has one.
     slot_of: Vec<Option<usize>>,
@@ -98,8 +97,7 @@ impl ExpertCache {
         let Device::Cuda(cuda) = device else { unreachable!("experts in host memory are beside a GPU") };
         let bytes: usize = slices.iter().map(|slice| (slots * slice.bytes).next_multiple_of(ALIGNMENT)).sum();
         let resident = Resident { buffer: DeviceBuffer::uninitialized(cuda, bytes)?, runs: Vec::new() };
-        let matrices = slices.iter().map(|slice| slice.matrix + 1).max().unwrap_or(0);
-        let table = DeviceBuffer::uninitialized(cuda, matrices * experts * size_of::<Place>())?;
+        let table = DeviceBuffer::uninitialized(cuda, experts * size_of::<u32>())?;
         let state = State {
             uses: Tensor::zeros([experts], DType::U32, device)?,
             table,
@@ -139,8 +137,14 @@ impl ExpertCache {
     /// Calls `work` with the places of the three matrices; with `on_device`, rows of experts in host memory become zeros.
     pub fn with_places<R>(&self, on_device: bool, work: impl FnOnce([Places<'_>; 3]) -> R) -> R {
         let state = self.lock();
-        let per_matrix = state.slot_of.len() * size_of::<Place>();
-        work([0, 1, 2].map(|matrix| Places { table: &state.table, at: matrix * per_matrix, on_device }))
+        let begin = self.resident.lock().unwrap_or_else(PoisonError::into_inner).buffer.address_to_queue();
+        let mut places = [Places { slots: &state.table, cached: [0; 2], on_device }; 3];
+        let mut halves = [0; 3];
+        for (&Slices { matrix, .. }, at) in self.begins() {
+            places[matrix].cached[halves[matrix]] = begin + at as u64;
+            halves[matrix] += 1;
+        }
+        work(places)
     }
 
     /// How often the router's choice was here, as far as counts have come to the host.
@@ -197,34 +201,21 @@ impl ExpertCache {
         Ok(())
     }
 
-    /// Queues the table of places, and says what copies of the whole layer find in the slots.
+    /// Queues the table of slots, and says what copies of the whole layer find in the slots.
     fn write_table(&self, state: &mut State) -> Result<()> {
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
-        let experts = state.slot_of.len();
-        let mut places = vec![[0u64; 2]; state.table.bytes() / size_of::<Place>()];
         resident.runs.clear();
         for (slice, begin) in self.begins() {
-            let base = self.host.address() + slice.at as u64; // the tensor that kernels are launched with
             for (expert, slot) in state.slot_of.iter().enumerate() {
-                let to = slice.at + expert * slice.bytes;
-                let place = &mut places[slice.matrix * experts + expert][slice.half];
-                match slot {
-                    Some(slot) => {
-                        let from = begin + slot * slice.bytes;
-                        *place = (resident.buffer.address_to_queue() + from as u64).wrapping_sub(base);
-                        resident.runs.push(Run { to, from, bytes: slice.bytes });
-                    }
-                    None => {
-                        *place = (expert * slice.bytes) as u64;
-                        if slice.half == 0 {
-                            *place |= IN_HOST_MEMORY;
-                        }
-                    }
-                }
+                let Some(slot) = slot else { continue };
+                let (to, from) = (slice.at + expert * slice.bytes, begin + slot * slice.bytes);
+                resident.runs.push(Run { to, from, bytes: slice.bytes });
             }
         }
         resident.join_runs();
-        state.table.upload(0, bytemuck::cast_slice(&places))
+        let slots: Vec<u32> =
+            state.slot_of.iter().map(|slot| slot.map_or(NO_SLOT, |slot| slot as u32)).collect();
+        state.table.upload(0, bytemuck::cast_slice(&slots))
     }
 }
 

@@ -207,8 +207,7 @@ fn slices(parts: &[Part], experts: usize) -> Vec<Slices> {
     let slice = |(index, part): (usize, &Part)| Slices {
         at: part.at,
         bytes: part.bytes() / experts,
-        matrix: index / halves,
-        half: index % halves,
+        matrix: (index / halves).min(2),
     };
     parts.iter().enumerate().map(slice).collect()
 }

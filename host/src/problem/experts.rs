@@ -61,12 +61,13 @@ pub enum ExpertRows<'a> {
     Pairs(&'a Tensor),
 }
 
-/// Where experts' matrices are that a product of few rows reads, if not below each other in one tensor.
+/// Where the matrices of experts with a slot are, for a product of few rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places<'a> {
-    /// A [`Place`](kernels_gpu::experts::Place) for each expert, relative to the tensors of the product, from byte `at` on.
-    pub table: &'a DeviceBuffer,
-    pub at: usize,
-    /// Whether the rows of experts in host memory become zeros: another computes them.
+    /// u32 [experts]: the slot of each, or [`NO_SLOT`](kernels_gpu::experts::NO_SLOT).
+    pub slots: &'a DeviceBuffer,
+    /// The addresses of all slots' quants (or values) and scales.
+    pub cached: [u64; 2],
+    /// Whether the rows of experts without a slot become zeros: another computes them.
     pub on_device: bool,
 }

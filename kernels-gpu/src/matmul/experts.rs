@@ -51,8 +51,10 @@ pub struct Experts<W> {
     pub ids: *const u32,
     /// [experts + 1], as [`experts_sort`](crate::experts::experts_sort) writes them; null if rows are not sorted
     pub starts: *const u32,
-    /// [experts]: where they are; null if below each other in w, or if rows are sorted
-    pub places: *const Place,
+    /// [slots · n, k]: copies of the rows of experts with a slot
+    pub cached: *const W,
+    /// [experts]: the slot of each or [`NO_SLOT`](crate::experts::NO_SLOT); null if none has one, or if rows are sorted
+    pub slots: *const u32,
     pub experts: u32,
     pub n: u32,
     pub k: u32,
@@ -60,7 +62,7 @@ pub struct Experts<W> {
     pub sharing: u32,
     /// 1 if x, w and their rows start at multiples of 16 bytes, else 0.
     pub aligned: u32,
-    /// 1 if y gets zeros of experts in host memory, else 0.
+    /// 1 if y gets zeros of experts without a slot, else 0.
     pub on_device: u32,
 }
 
@@ -117,24 +119,24 @@ unsafe fn row<W: Vector>(p: Experts<W>, products: Shared<f32>, squares: Shared<f
     let Some(TileRows { expert, first, .. }) = rows else { return };
     let (n, k) = (p.n, p.k);
     let y = p.y.wrapping_add(first as usize * n as usize);
-    // SAFETY: the expert has a place: the kernel's contract.
-    let Some(([values, _], from_row)) = (unsafe { place(p.places, p.on_device, expert, n) }) else {
-        let (column, at) =
-            (thread::thread_idx_x(), thread::block_idx_x() * ROW_COLUMNS + thread::thread_idx_x());
-        if column < ROW_COLUMNS && at < n {
-            // SAFETY: the column is the row's, and this block's.
-            unsafe { *y.add(at as usize) = 0.0 };
+    // SAFETY: the expert has an entry: the kernel's contract.
+    let (w, from_row) = match unsafe { place(p.slots, p.on_device, expert, n) } {
+        Place::All(from_row) => (p.w, from_row),
+        Place::Slot(from_row) => (p.cached, from_row),
+        Place::Away => {
+            let column = thread::thread_idx_x();
+            let at = thread::block_idx_x() * ROW_COLUMNS + column;
+            if column < ROW_COLUMNS && at < n {
+                // SAFETY: the column is the row's, and this block's.
+                unsafe { *y.add(at as usize) = 0.0 };
+            }
+            return;
         }
-        return;
     };
     let parameters = Nt {
         c: y,
         a: p.x.wrapping_add((first / p.sharing.max(1)) as usize * k as usize),
-        b: p.w
-            .cast::<u8>()
-            .wrapping_add(values as usize)
-            .cast::<W>()
-            .wrapping_add(from_row as usize * k as usize),
+        b: w.wrapping_add(from_row as usize * k as usize),
         partial: core::ptr::null_mut(),
         m: 1,
         n,

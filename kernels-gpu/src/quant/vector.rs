@@ -29,7 +29,7 @@
 //! and however many, up to 16.
 
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
-use super::encode::{LANES, activations, four};
+use super::encode::{LANES, activations, four_of};
 use super::epilogue::Epilogue;
 use super::unroll::unroll;
 use super::weights::{Matrix, Weights};
@@ -94,15 +94,19 @@ pub struct Experts1 {
     pub w_scales: *const u8,
     /// [pairs], below the number of experts
     pub ids: *const u32,
-    /// [experts]: where they are; null if below each other in w
-    pub places: *const Place,
+    /// [slots · n, k] quants: copies of the rows of experts with a slot
+    pub cached: *const u8,
+    /// Of these.
+    pub cached_scales: *const u8,
+    /// [experts]: the slot of each or [`NO_SLOT`](crate::experts::NO_SLOT); null if none has one
+    pub slots: *const u32,
     pub n: u32,
     pub k: u32,
     /// At most k; a multiple of 4 unless there is one row of x.
     pub cols: u32,
     /// Neighbouring pairs that have one row of x.
     pub sharing: u32,
-    /// 1 if y gets zeros of experts in host memory, else 0.
+    /// 1 if y gets zeros of experts without a slot, else 0.
     pub on_device: u32,
 }
 
@@ -227,6 +231,8 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
 #[derive(Clone, Copy)]
 struct Tile {
     x: *const f32,
+    /// The row's first value.
+    first: u32,
     cols: u32,
     from: u32,
 }
@@ -242,7 +248,7 @@ impl Tile {
         unroll!(I < 2 => if I < X {
             let word = thread::thread_idx_x() + I as u32 * THREADS1;
             // SAFETY: `x` has `cols` values and is 16-byte aligned: this function's contract.
-            values[I] = unsafe { four(self.x, self.from + word * 4, self.cols) };
+            values[I] = unsafe { four_of(self.x, self.first, self.from + word * 4, self.cols) };
         });
         keep_order();
         values
@@ -277,30 +283,40 @@ impl Tile {
                 word += THREADS1;
             });
             while word / 32 * 128 < count {
-                put(word, four(self.x, self.from + word * 4, self.cols));
+                put(word, four_of(self.x, self.first, self.from + word * 4, self.cols));
                 word += THREADS1;
             }
         }
     }
 }
 
-/// The product with the n rows of w from row `from_row` on. With `ONCE`, blocks cover them all at once.
+#[inlined]
+impl SharedRow<TILE> {
+    /// The block's memory for a tile of x.
+    fn declare() -> Self {
+        Self {
+            quants: shared::declare::<u32, { quant_words(TILE) as usize }>(),
+            blocks: shared::declare::<u32, { block_words(TILE) as usize }>(),
+        }
+    }
+}
+
+/// The product with the n rows of w from row `from_row` on, to a row of y.
+/// `x`: values of which the row is those from a number on. With `ONCE`, blocks cover them all at once.
 ///
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
 unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
     epilogue: Epilogue,
-    x: *const f32,
+    x: (*const f32, u32),
     w: Matrix,
     from_row: u32,
     cols: u32,
+    row: SharedRow<TILE>,
+    row_of_y: u32,
 ) {
     const R: usize = ROWS1 as usize;
-    let row = SharedRow::<TILE> {
-        quants: shared::declare::<u32, { quant_words(TILE) as usize }>(),
-        blocks: shared::declare::<u32, { block_words(TILE) as usize }>(),
-    };
     let (warp, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
     let n = epilogue.n;
     let step = 32 * U as u32;
@@ -317,7 +333,7 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
         unsafe {
             while from < w.k {
                 let units = (w.k - from).min(TILE) / W::UNIT;
-                let tile = Tile { x, cols, from };
+                let tile = Tile { x: x.0, first: x.1, cols, from };
                 // load
                 let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X>() };
                 let rows = Rows::<R>::new::<W>(w, from_row, first, n, from / W::UNIT);
@@ -353,7 +369,7 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
             });
             let column = first + lane;
             if lane < ROWS1 && column < n {
-                epilogue.write(0, column, own * W::row_scale(w, from_row + column));
+                epilogue.write(row_of_y, column, own * W::row_scale(w, from_row + column));
             }
         }
         if ONCE {
@@ -512,7 +528,7 @@ macro_rules! vectors {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
-                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY, false>(epilogue, p.x, w, 0, p.cols)
+                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY, false>(epilogue, (p.x, 0), w, 0, p.cols, SharedRow::declare(), 0)
                     }
                 }
 
@@ -523,28 +539,28 @@ macro_rules! vectors {
                 #[kernel(
                     name = concat!("quant_experts1_", $name),
                     block = THREADS1, min_blocks = 2, shared_bytes = 4 * (quant_words(TILE) + block_words(TILE)),
-                    shuffles = 6 * (EARLY_EXPERTS as u32 + 1) + 5 * ROWS1
+                    shuffles = 2 * (6 * (EARLY_EXPERTS as u32 + 1) + 5 * ROWS1)
                 )]
                 pub unsafe fn experts1(p: Experts1) {
                     let pair = thread::block_idx_y();
                     // SAFETY: the pair exists, and its expert has a place; else, this kernel's contract is the body's.
                     unsafe {
-                        let (y, x) = (
-                            p.y.add((pair * p.n) as usize),
-                            p.x.add((pair / p.sharing.max(1) * p.cols) as usize),
-                        );
-                        let epilogue = Epilogue { y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
-                        let Some(([quants, scales], from_row)) =
-                            place(p.places, p.on_device, *p.ids.add(pair as usize), p.n)
-                        else {
-                            return zeros(y, p.n);
-                        };
-                        let w = Matrix {
-                            quants: p.w.wrapping_add(quants as usize),
-                            scales: p.w_scales.wrapping_add(scales as usize),
-                            k: p.k,
-                        };
-                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, from_row, p.cols)
+                        let x = (p.x, pair / p.sharing.max(1) * p.cols);
+                        let epilogue = Epilogue { y: p.y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
+                        let row = SharedRow::declare();
+                        let expert = *p.ids.add(pair as usize);
+                        // the body twice: with one, the addresses of w would take four registers, which some formats do not have
+                        match place(p.slots, p.on_device, expert, p.n) {
+                            Place::All(first) => {
+                                let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
+                                super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, first, p.cols, row, pair)
+                            }
+                            Place::Slot(first) => {
+                                let w = Matrix { quants: p.cached, scales: p.cached_scales, k: p.k };
+                                super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, first, p.cols, row, pair)
+                            }
+                            Place::Away => zeros(p.y.add((pair * p.n) as usize), p.n),
+                        }
                     }
                 }
 
