@@ -35,6 +35,8 @@ pub enum FindingKind {
     MissingWait,
     /// `trap` was executed.
     Trap,
+    /// An `assert` of the kernel failed.
+    AssertFailed,
     /// More instructions than the configured limit: an endless loop.
     Timeout,
     /// The launch exceeds a limit of sm_61 or of the kernel.
@@ -50,6 +52,7 @@ impl FindingKind {
             Self::OutOfBounds | Self::UseAfterFree | Self::WrongDevice => 700,
             Self::Misaligned => 716,
             Self::Timeout => 702,
+            Self::AssertFailed => 710,
             Self::InvalidLaunch => 1,
             Self::TooManyThreads => 701,
             _ => 719,
@@ -70,6 +73,7 @@ impl FindingKind {
             Self::WrongDevice => "memory of another device",
             Self::MissingWait => "missing wait between devices",
             Self::Trap => "trap",
+            Self::AssertFailed => "assertion failed",
             Self::Timeout => "time-out",
             Self::InvalidLaunch => "invalid launch",
             Self::TooManyThreads => "too many threads for the kernel",

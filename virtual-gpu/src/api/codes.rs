@@ -18,6 +18,7 @@ pub(super) const NOT_READY: u32 = 600;
 pub(super) const LAUNCH_TIMEOUT: u32 = 702;
 pub(super) const HOST_MEMORY_ALREADY_REGISTERED: u32 = 712;
 pub(super) const HOST_MEMORY_NOT_REGISTERED: u32 = 713;
+pub(super) const COOPERATIVE_LAUNCH_TOO_LARGE: u32 = 720;
 pub(super) const NOT_SUPPORTED: u32 = 801;
 pub(super) const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
 pub(super) const STREAM_CAPTURE_INVALIDATED: u32 = 901;

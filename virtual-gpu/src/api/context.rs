@@ -6,6 +6,7 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::device::{attribute, create, guard, pci_id, synchronize, uuid, with_device};
+use super::engine::after_enqueue;
 use super::{Out, api, enter, enter_faulted};
 
 /// `CUctxCreateParams`: whether there are affinities, and whether it is shared with graphics; all zero for a plain context.
@@ -133,6 +134,79 @@ api! {
     fn cuDeviceGetExecAffinitySupport(supported: *mut c_int => Out<c_int>, _kind: c_int, dev: CUdevice) {
         drop(with_device(dev)?);
         supported.write(0)
+    }
+
+    fn cuCtxAttach(context: *mut CUcontext => Out<CUcontext>, flags: c_uint) {
+        let d = &mut *enter()?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let id = super::device::current();
+        d.contexts.get_mut(&id).ok_or(INVALID_CONTEXT)?.uses += 1;
+        context.write(id as CUcontext)
+    }
+
+    fn cuCtxDetach(context: CUcontext) {
+        let mut guard = guard()?;
+        let id = context as u64;
+        let uses = &mut guard.contexts.get_mut(&id).ok_or(INVALID_CONTEXT)?.uses;
+        if *uses > 0 {
+            *uses -= 1;
+            return Ok(());
+        }
+        drop(guard);
+        super::device::destroy(id)
+    }
+
+    /// The event is complete when all work of the context's device that was queued before is.
+    fn cuCtxRecordEvent(context: CUcontext, event: CUevent) {
+        let device = device_of_context(context)?;
+        let mut guard = enter()?;
+        let d = &mut *guard;
+        if d.events.get(&(event as u64)).is_none_or(|event| event.device != device) {
+            return Err(INVALID_HANDLE);
+        }
+        if d.streams.values().any(|s| s.device == device && s.capture.is_some()) {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let mark = d.record_device(device, event as u64)?;
+        if let Some(event) = d.events.get_mut(&(event as u64)) {
+            (event.recorded, event.captured) = (Some(mark), None);
+        }
+        after_enqueue(guard)
+    }
+
+    /// All later work of the context's device waits, also that of streams made later.
+    fn cuCtxWaitEvent(context: CUcontext, event: CUevent) {
+        let device = device_of_context(context)?;
+        let mut guard = enter()?;
+        let d = &mut *guard;
+        let Some(mark) = d.events.get(&(event as u64)).ok_or(INVALID_HANDLE)?.recorded else { return Ok(()) };
+        if d.streams.values().any(|s| s.device == device && s.capture.is_some()) {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        d.follow_on_device(device, mark)?;
+        after_enqueue(guard)
+    }
+
+    /// No graph of this device has memory of its own.
+    fn cuDeviceGetGraphMemAttribute(dev: CUdevice, attribute: c_uint, value: *mut u64 => Out<u64>) {
+        drop(with_device(dev)?);
+        if attribute > 3 { Err(INVALID_VALUE) } else { value.write(0) }
+    }
+
+    /// Marks of high water, which can only be reset.
+    fn cuDeviceSetGraphMemAttribute(dev: CUdevice, attribute: c_uint, value: *const u64) {
+        drop(with_device(dev)?);
+        // SAFETY: null or the caller's value.
+        match (attribute, unsafe { value.as_ref() }) {
+            (1 | 3, Some(0)) => Ok(()),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    fn cuDeviceGraphMemTrim(dev: CUdevice) {
+        with_device(dev).map(|_| ())
     }
 
     /// Nothing profiles this device from outside.

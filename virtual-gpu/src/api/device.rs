@@ -65,7 +65,7 @@ pub(super) fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u3
         12 => 64 << 10,
         13 => card.boost_mhz as c_int * 1000,
         14 => 512,
-        15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 99 => 1,
+        15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 89 | 99 => 1,
         16 => card.sms as c_int,
         30 => 512,
         33 => device as c_int + 1,
@@ -80,7 +80,7 @@ pub(super) fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u3
         81 => 96 << 10,
         82 => 64 << 10,
         87 => 32,
-        91 => 1,
+        91..=95 | 122 | 123 => 1,
         106 => 32,
         115 => c.pools as c_int,
         n if (1..=200).contains(&n) => 0,
@@ -127,9 +127,20 @@ pub(super) fn create(context: Out<CUcontext>, flags: c_uint, dev: CUdevice) -> A
     let (mut guard, device) = with_device(dev)?;
     let d = &mut *guard;
     let id = d.handle();
-    d.contexts.insert(id, Context { device, flags });
+    d.contexts.insert(id, Context { device, flags, uses: 0 });
     CONTEXTS.with_borrow_mut(|c| c.push(id));
     context.write(id as CUcontext)
+}
+
+/// Destroys a context, and takes it from the calling thread if it is current there.
+pub(super) fn destroy(id: u64) -> Answer {
+    if guard()?.contexts.remove(&id).is_none() {
+        return Err(INVALID_CONTEXT);
+    }
+    if current() == id {
+        CONTEXTS.with_borrow_mut(|c| c.pop());
+    }
+    Ok(())
 }
 
 /// Waits for all work of a device and returns its fault, if there is one.
@@ -140,6 +151,7 @@ pub(super) fn synchronize(guard: Guard, device: usize) -> Answer {
     let mut guard = run_until(guard, |d| d.is_idle(device))?;
     let d = &mut *guard;
     d.observe_device(device);
+    d.trim_pools(device);
     d.fault_of(device)
 }
 
@@ -210,7 +222,8 @@ api! {
         if d.devices[device].primary == 0 {
             let primary = d.handle();
             d.devices[device].primary = primary;
-            d.contexts.insert(primary, Context { device, flags: d.devices[device].primary_flags });
+            let flags = d.devices[device].primary_flags;
+            d.contexts.insert(primary, Context { device, flags, uses: 0 });
         }
         let of = &mut d.devices[device];
         of.primary_count += 1;
@@ -261,14 +274,7 @@ api! {
     }
 
     fn cuCtxDestroy_v2(context: CUcontext) {
-        let id = context as u64;
-        if guard()?.contexts.remove(&id).is_none() {
-            return Err(INVALID_CONTEXT);
-        }
-        if current() == id {
-            CONTEXTS.with_borrow_mut(|c| c.pop());
-        }
-        Ok(())
+        destroy(context as u64)
     }
 
     fn cuCtxSetCurrent(context: CUcontext) {

@@ -8,10 +8,11 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, c_uint, c_void};
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 use super::codes::*;
 use super::graph::{Capture, Exec, Graph};
@@ -49,6 +50,9 @@ thread_local! {
 /// Beyond this many, queued work runs at once: a driver's queue is finite too.
 const QUEUE_LIMIT: usize = 1024;
 
+/// Between two looks at a value that a stream waits for.
+const POLL: Duration = Duration::from_millis(1);
+
 /// A host function to call in stream order.
 pub(super) enum Callback {
     Host(unsafe extern "C" fn(*mut c_void)),
@@ -80,7 +84,7 @@ pub(super) enum Work {
     },
     Set {
         at: u64,
-        value: u32,
+        value: u64,
         size: u8,
         count: u64,
     },
@@ -92,6 +96,13 @@ pub(super) enum Work {
     Record(u64),
     /// Only waits.
     Wait,
+    /// Waits until the 4 or 8 bytes at an address compare with a value as the flags of `cuStreamWaitValue32` say.
+    WaitValue {
+        at: u64,
+        value: u64,
+        size: u8,
+        flags: u32,
+    },
     Call {
         function: Arc<Callback>,
         stream: StreamId,
@@ -101,6 +112,8 @@ pub(super) enum Work {
 }
 
 pub(super) struct KernelLaunch {
+    /// The handle of the function or the library's kernel.
+    pub function: u64,
     pub module: Arc<LoadedModule>,
     pub kernel: String,
     pub grid: [u32; 3],
@@ -108,6 +121,8 @@ pub(super) struct KernelLaunch {
     pub shared: u32,
     pub params: Vec<u8>,
     pub registers: u32,
+    /// Whether its blocks may wait for each other.
+    pub cooperative: bool,
 }
 
 impl KernelLaunch {
@@ -174,6 +189,8 @@ pub(super) struct Stream {
     pending_waits: Vec<Mark>,
     /// The clock of its last work, that work included.
     pub clock: Clock,
+    /// The attributes that were set, by their numbers: hints, of which all but the priority change nothing here.
+    pub attributes: BTreeMap<c_uint, [u8; 32]>,
 }
 
 impl Stream {
@@ -262,6 +279,8 @@ pub(super) struct Device {
     /// Model time at which it is free.
     time: f64,
     last_null: u64,
+    /// Work that all streams made from now on follow.
+    waits: Vec<Mark>,
 }
 
 /// A context.
@@ -269,6 +288,8 @@ pub(super) struct Device {
 pub(super) struct Context {
     pub device: usize,
     pub flags: u32,
+    /// Uses by `cuCtxAttach`.
+    pub uses: u32,
 }
 
 #[derive(Default)]
@@ -322,6 +343,7 @@ impl Driver {
             sticky: None,
             time: 0.0,
             last_null: 0,
+            waits: Vec::new(),
         };
         let numbers = 0..config.devices();
         let pools = numbers.clone().map(|number| (default_pool(number), Pool::new(number))).collect();
@@ -391,7 +413,11 @@ impl Driver {
     pub fn stream(&mut self, id: StreamId) -> Result<&mut Stream, u32> {
         let device = (id & 0xff) as usize;
         if is_per_thread(id) && device < self.devices.len() {
-            self.streams.entry(id).or_insert_with(|| Stream::new(device, 0, 0)); // at its first use
+            // at its first use
+            self.streams.entry(id).or_insert_with(|| Stream {
+                pending_waits: self.devices[device].waits.clone(),
+                ..Stream::new(device, 0, 0)
+            });
         }
         match self.streams.get_mut(&id) {
             Some(s) if !s.destroyed => Ok(s),
@@ -445,6 +471,43 @@ impl Driver {
         self.enqueue(id, Work::Wait).map(|_| ())
     }
 
+    /// A new stream of a device; gives its handle.
+    pub fn add_stream(&mut self, device: usize, flags: u32, priority: i32) -> StreamId {
+        let id = self.handle();
+        let pending_waits = self.devices[device].waits.clone();
+        self.streams.insert(id, Stream { pending_waits, ..Stream::new(device, flags, priority) });
+        id
+    }
+
+    /// Records an event behind all work of a device that is queued, on a stream of its own.
+    pub fn record_device(&mut self, device: usize, event: u64) -> Result<Mark, u32> {
+        let of_device = self.streams.iter().filter(|(_, s)| s.device == device);
+        let marks = of_device.map(|(id, s)| (*id, s.queued)).collect();
+        let id = self.handle();
+        self.streams.insert(id, Stream { pending_waits: marks, ..Stream::new(device, 1, 0) });
+        let mark = self.enqueue(id, Work::Record(event))?;
+        self.stream(id)?.destroyed = true;
+        Ok(mark)
+    }
+
+    /// Makes all later work of a device wait for a mark.
+    pub fn follow_on_device(&mut self, device: usize, mark: Mark) -> Result<(), u32> {
+        let mut streams: Vec<_> = self
+            .streams
+            .iter()
+            .filter(|(_, s)| s.device == device && !s.destroyed)
+            .map(|(id, _)| *id)
+            .collect();
+        streams.sort_unstable();
+        streams.into_iter().try_for_each(|id| self.follow(id, mark))?;
+        let done = |mark: &Mark| self.streams.get(&mark.0).is_none_or(|s| s.finished >= mark.1);
+        let mut waits = std::mem::take(&mut self.devices[device].waits);
+        waits.retain(|mark| !done(mark));
+        waits.push(mark);
+        self.devices[device].waits = waits;
+        Ok(())
+    }
+
     pub fn done(&self, (stream, n): Mark) -> bool {
         self.streams.get(&stream).is_none_or(|s| s.finished >= n)
     }
@@ -458,12 +521,22 @@ impl Driver {
         self.streams.values().filter(|s| s.device == device).all(|s| s.finished == s.queued)
     }
 
+    fn follows(&self, q: &Queued) -> bool {
+        q.after.iter().all(|&mark| self.done(mark))
+    }
+
+    /// Whether all that could run waits for values, which the host or another thread's work may write.
+    fn waits_for_values(&self) -> bool {
+        let waits = |q: &Queued| matches!(q.work, Work::WaitValue { .. }) && self.follows(q);
+        self.ready().is_empty() && self.streams.values().any(|s| s.queue.front().is_some_and(waits))
+    }
+
     fn ready(&self) -> Vec<StreamId> {
         let mut ids: Vec<StreamId> = self
             .streams
             .iter()
             .filter(|(_, s)| {
-                !s.busy && s.queue.front().is_some_and(|q| q.after.iter().all(|&m| self.done(m)))
+                !s.busy && s.queue.front().is_some_and(|q| self.follows(q) && self.may_run(&q.work))
             })
             .map(|(id, _)| *id)
             .collect();
@@ -528,7 +601,14 @@ impl Driver {
         self.fault(device, Finding::new(kind, what, message));
     }
 
-    /// Runs work other than host calls.
+    /// Runs work of a graph.
+    pub(super) fn execute_in_graph(&mut self, id: StreamId, work: &Work) {
+        self.in_graph = true;
+        self.execute(id, work);
+        self.in_graph = false;
+    }
+
+    /// Runs work other than host calls and graphs.
     pub(super) fn execute(&mut self, id: StreamId, work: &Work) {
         let device = self.device_of_stream(id);
         if self.devices[device].sticky.is_some() && !matches!(work, Work::Record(_)) {
@@ -547,7 +627,8 @@ impl Driver {
                     .ordered()
                     .then(|| Arc::new(RemoteReads::new(&peers, &self.devices[device].gpu.memory)));
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
-                let context = LaunchContext { peers, writer, unordered, remote: remote.clone() };
+                let cooperative = l.cooperative;
+                let context = LaunchContext { peers, writer, unordered, remote: remote.clone(), cooperative };
                 let gpu = &mut self.devices[device].gpu;
                 let key = gpu.config().once.then(|| l.without_addresses(&gpu.memory));
                 let counted = key.as_ref().and_then(reports::counted).map(Ok);
@@ -620,27 +701,8 @@ impl Driver {
                 }
                 self.note_record(mark);
             }
-            Work::Graph(exec) if !exec.lanes.is_empty() => {
-                self.in_graph = true;
-                self.execute_lanes(id, exec);
-                self.in_graph = false;
-            }
-            Work::Graph(exec) => {
-                let nodes = &exec.nodes;
-                // Any order that the edges allow.
-                let mut done = vec![false; nodes.len()];
-                self.in_graph = true;
-                for _ in 0..nodes.len() {
-                    let ready: Vec<usize> = (0..nodes.len())
-                        .filter(|&n| !done[n] && nodes[n].after.iter().all(|&a| done[a]))
-                        .collect();
-                    let n = ready[self.pick(ready.len() as u64) as usize];
-                    done[n] = true;
-                    self.execute(id, &nodes[n].work);
-                }
-                self.in_graph = false;
-            }
-            Work::Wait | Work::Call { .. } => {}
+            Work::WaitValue { at, size, .. } => self.follow_writer(mark, *at, u64::from(*size)),
+            Work::Wait | Work::Call { .. } | Work::Graph(_) => {}
         }
         let serial = seconds > 0.0;
         let device_time = self.devices[device].time;
@@ -755,7 +817,13 @@ pub(super) fn lock() -> Result<Guard, u32> {
 
 /// Runs queued work, in a seeded order, until `until` holds. Returns the guard, which is released while a host
 /// function runs.
-pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Result<Guard, u32> {
+pub(super) fn run_until(guard: Guard, until: impl Fn(&Driver) -> bool) -> Result<Guard, u32> {
+    run_work(guard, until, true)
+}
+
+/// As [`run_until`]. A call that does not wait has host functions run on a thread of their own, as one may wait for what the
+/// caller does next.
+fn run_work(mut guard: Guard, until: impl Fn(&Driver) -> bool, waits: bool) -> Result<Guard, u32> {
     loop {
         let d = &mut *guard;
         if until(d) {
@@ -765,33 +833,28 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
             None if d.streams.values().any(|s| s.busy) => {
                 guard = RETURNED.wait(guard).unwrap_or_else(|e| e.into_inner());
             }
+            None if d.waits_for_values() => {
+                drop(guard);
+                std::thread::sleep(POLL);
+                guard = lock()?;
+            }
             // Nothing can run, so the wait would never end.
             None => return Err(LAUNCH_TIMEOUT),
-            Some((id, Work::Call { function, stream, data })) => {
-                let failed = d.fault_of(d.device_of_stream(id)).is_err();
-                if let Some(s) = d.streams.get_mut(&id) {
-                    s.busy = true;
-                }
-                drop(guard);
-                // SAFETY: the caller of cuLaunchHostFunc or cuStreamAddCallback promised that function and
-                // data are valid until the call; host functions are not called after a device fault.
-                unsafe {
-                    match *function {
-                        Callback::Host(f) if !failed => f(data as *mut c_void),
-                        Callback::Stream(f) => {
-                            let status = if failed {
-                                cust_raw::CUresult::CUDA_ERROR_LAUNCH_FAILED
-                            } else {
-                                cust_raw::CUresult::CUDA_SUCCESS
-                            };
-                            f(stream as cust_raw::CUstream, status, data as *mut c_void);
-                        }
-                        Callback::Host(_) => {}
-                    }
-                }
-                guard = lock()?;
+            Some((id, work @ Work::Call { .. })) if !waits => {
+                d.streams.entry(id).and_modify(|s| s.busy = true);
+                std::thread::spawn(move || {
+                    let called = lock().and_then(|guard| call_host(guard, id, &work));
+                    called.into_iter().for_each(|mut guard| guard.finish(id));
+                    RETURNED.notify_all();
+                });
+            }
+            Some((id, work @ Work::Call { .. })) => {
+                guard = call_host(guard, id, &work)?;
                 guard.finish(id);
-                RETURNED.notify_all();
+            }
+            Some((id, Work::Graph(exec))) => {
+                guard = super::graph::run(guard, id, &exec)?;
+                guard.finish(id);
             }
             Some((id, work)) => {
                 d.execute(id, &work);
@@ -801,12 +864,45 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
     }
 }
 
+/// Calls a host function in the order of a stream, with the guard released.
+pub(super) fn call_host(mut guard: Guard, id: StreamId, work: &Work) -> Result<Guard, u32> {
+    let Work::Call { function, stream, data } = work else { return Ok(guard) };
+    let d = &mut *guard;
+    let failed = d.fault_of(d.device_of_stream(id)).is_err();
+    if let Some(s) = d.streams.get_mut(&id) {
+        s.busy = true;
+    }
+    drop(guard);
+    // SAFETY: the caller of cuLaunchHostFunc or cuStreamAddCallback, or who added a host node, promised that function and
+    // data are valid until the call; host functions are not called after a device fault.
+    unsafe {
+        match **function {
+            Callback::Host(f) if !failed => f(*data as *mut c_void),
+            Callback::Stream(f) => {
+                let status = if failed {
+                    cust_raw::CUresult::CUDA_ERROR_LAUNCH_FAILED
+                } else {
+                    cust_raw::CUresult::CUDA_SUCCESS
+                };
+                f(*stream as cust_raw::CUstream, status, *data as *mut c_void);
+            }
+            Callback::Host(_) => {}
+        }
+    }
+    let mut guard = lock()?;
+    if let Some(s) = guard.streams.get_mut(&id) {
+        s.busy = false;
+    }
+    RETURNED.notify_all();
+    Ok(guard)
+}
+
 /// Called after work was queued: runs none, some or all of it, as the configuration and the seed say.
 pub(super) fn after_enqueue(mut guard: Guard) -> Result<(), u32> {
     let d = &mut *guard;
     let waiting: usize = d.streams.values().map(|s| s.queue.len()).sum();
     if !d.gpu().config().late {
-        drop(run_until(guard, Driver::idle)?);
+        drop(run_until(guard, |d| d.idle() || d.waits_for_values())?);
     } else if waiting > QUEUE_LIMIT || d.chance(8) {
         drop(run_some(guard, 1 + waiting as u64 / 2)?);
     }
@@ -823,7 +919,7 @@ pub(super) fn run_some(mut guard: Guard, n: u64) -> Result<Guard, u32> {
         let before: u64 = d.streams.values().map(|s| s.finished).sum();
         // A destroyed stream takes its count with it, so a piece may have run though the sum is as before.
         let ran = move |d: &Driver| d.streams.values().map(|s| s.finished).sum::<u64>() != before;
-        guard = run_until(guard, |d| ran(d) || d.ready().is_empty())?;
+        guard = run_work(guard, |d| ran(d) || d.ready().is_empty(), false)?;
     }
     Ok(guard)
 }

@@ -1,7 +1,7 @@
 //! What is asked about streams, events and captures by functions of newer versions.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_ulonglong, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use cust_raw::*;
 
@@ -32,8 +32,60 @@ fn capture_info(
     status.write(1)
 }
 
+/// Bytes of a stream attribute's value.
+fn attribute_bytes(attribute: c_uint) -> Result<usize, u32> {
+    match attribute {
+        1 => Ok(32),         // the window of accesses that L2 keeps
+        3 | 8 | 10 => Ok(4), // policy of waits, priority, domain of memory order
+        9 => Ok(2),          // map of such domains
+        _ => Err(INVALID_VALUE),
+    }
+}
+
 api! {
     newer
+
+    fn cuStreamGetAttribute(stream: CUstream, attribute: c_uint, value: *mut c_void) {
+        let bytes = attribute_bytes(attribute)?;
+        let d = &mut *enter()?;
+        let s = d.stream(d.id(stream))?;
+        let mut own = s.attributes.get(&attribute).copied().unwrap_or_default();
+        if attribute == 8 {
+            own[..4].copy_from_slice(&s.priority.to_le_bytes());
+        }
+        if value.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: not null, so the caller's value of this attribute, which has as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), value.cast(), bytes) };
+        Ok(())
+    }
+
+    fn cuStreamSetAttribute(stream: CUstream, attribute: c_uint, value: *const c_void) {
+        let bytes = attribute_bytes(attribute)?;
+        let d = &mut *enter()?;
+        let s = d.stream(d.id(stream))?;
+        if value.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let mut new = [0; 32];
+        // SAFETY: not null, so the caller's value of this attribute, which has as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(value.cast(), new.as_mut_ptr(), bytes) };
+        if attribute == 8 {
+            s.priority = i32::from_le_bytes([new[0], new[1], new[2], new[3]]).clamp(-1, 0);
+        }
+        s.attributes.insert(attribute, new);
+        Ok(())
+    }
+
+    fn cuStreamCopyAttributes(to: CUstream, from: CUstream) {
+        let d = &mut *enter()?;
+        let from = d.stream(d.id(from))?;
+        let (attributes, priority) = (from.attributes.clone(), from.priority);
+        let to = d.stream(d.id(to))?;
+        (to.attributes, to.priority) = (attributes, priority);
+        Ok(())
+    }
 
     fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong => Out<c_ulonglong>) {
         let d = &mut *enter()?;

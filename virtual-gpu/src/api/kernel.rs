@@ -30,15 +30,6 @@ struct LaunchAttribute {
     value: [c_uint; 16],
 }
 
-/// A grid whose blocks wait for each other: they run one after the other here, so only a grid of one block may.
-fn check_cooperative(grid: [u32; 3]) -> Answer {
-    if grid.iter().map(|&n| n as u64).product::<u64>() > 1 {
-        refuse("a cooperative launch of more than one block");
-        return Err(NOT_SUPPORTED);
-    }
-    Ok(())
-}
-
 /// A name as a C string that lives as long as the driver.
 fn c_name(d: &mut Driver, name: String) -> Result<*const c_char, u32> {
     let c = CString::new(name.clone()).map_err(|_| INVALID_VALUE)?;
@@ -78,6 +69,7 @@ api! {
         }
         // SAFETY: not null, so the caller's valid description.
         let c = unsafe { &*config };
+        let mut cooperative = false;
         for i in 0..c.count as usize {
             if c.attributes.is_null() {
                 return Err(INVALID_VALUE);
@@ -88,7 +80,7 @@ api! {
                 // nothing; hints on L2, synchronisation, scheduling, overlap, priority and fences
                 0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 14 => {}
                 2 if a.value[0] == 0 => {}
-                2 => check_cooperative(c.grid)?,
+                2 => cooperative = true,
                 4 | 11 if a.value[..3] == [1, 1, 1] => {}
                 4 | 11 => {
                     refuse("a launch in clusters, which sm_61 lacks");
@@ -101,16 +93,15 @@ api! {
             }
         }
         // SAFETY: the caller promised the driver API parameters as the kernel has them.
-        unsafe { launch(f, c.grid, c.block, c.shared, c.stream, params, extra) }
+        unsafe { launch(f, [c.grid, c.block], c.shared, c.stream, params, extra, cooperative) }
     }
 
     fn cuLaunchCooperativeKernel(
         f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
         stream: CUstream, params: *mut *mut c_void,
     ) {
-        check_cooperative([gx, gy, gz])?;
         // SAFETY: the caller promised the driver API parameters as the kernel has them.
-        unsafe { launch(f, [gx, gy, gz], [bx, by, bz], shared, stream, params, std::ptr::null_mut()) }
+        unsafe { launch(f, [[gx, gy, gz], [bx, by, bz]], shared, stream, params, std::ptr::null_mut(), true) }
     }
 
     fn cuFuncGetModule(module: *mut CUmodule => Out<CUmodule>, f: CUfunction) {
@@ -124,6 +115,16 @@ api! {
 
     fn cuFuncGetParamInfo(f: CUfunction, n: usize, offset: *mut usize => Out<usize>, size: *mut usize) {
         parameter(f, n, offset, size)
+    }
+
+    fn cuFuncGetParamCount(f: CUfunction, count: *mut usize => Out<usize>) {
+        let n = function(&mut *enter()?, f)?.1.params.len();
+        count.write(n)
+    }
+
+    fn cuKernelGetParamCount(kernel: CUkernel, count: *mut usize => Out<usize>) {
+        let n = function(&mut *enter()?, kernel.cast())?.1.params.len();
+        count.write(n)
     }
 
     /// All functions are loaded with their modules.

@@ -370,22 +370,20 @@ unsafe fn parameters(k: &Kernel, params: *mut *mut c_void, extra: *mut *mut c_vo
     Ok(block)
 }
 
-/// Queues a launch.
+/// A checked launch, and the device that its kernel is loaded on.
 ///
 /// # Safety
 /// As for the parameters of [`parameters`].
-pub(super) unsafe fn launch(
+pub(super) unsafe fn prepare(
+    d: &mut Driver,
     f: CUfunction,
-    grid: [u32; 3],
-    threads: [u32; 3],
+    [grid, threads]: [[u32; 3]; 2],
     shared: u32,
-    stream: CUstream,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
-) -> Answer {
-    let mut guard = enter()?;
-    let d = &mut *guard;
-    let f = d.resolve(f as u64)?;
+) -> Result<(KernelLaunch, usize), u32> {
+    let handle = f as u64;
+    let f = d.resolve(handle)?;
     let (function, k) = known(d, f)?;
     // SAFETY: this function's contract.
     let block = unsafe { parameters(k, params, extra)? };
@@ -402,20 +400,9 @@ pub(super) unsafe fn launch(
         finding::report(Finding::new(kind, kernel, message));
         return Err(kind.code());
     }
-    let (stream, of) = (d.id(stream), d.module(function.module)?);
-    // a kernel goes to a stream of the device that it is loaded on, whose context is current
-    if of.device != d.current || d.device_of_stream(stream) != d.current {
-        let message = format!(
-            "loaded on device {}, launched on a stream of device {} while device {} is current",
-            of.device,
-            d.device_of_stream(stream),
-            d.current
-        );
-        let (kind, kernel) = (FindingKind::WrongDevice, function.kernel.clone());
-        finding::report(Finding::new(kind, kernel, message));
-        return Err(INVALID_HANDLE);
-    }
+    let of = d.module(function.module)?;
     let launch = KernelLaunch {
+        function: handle,
         module: Arc::clone(&of.loaded),
         kernel: function.kernel.clone(),
         grid,
@@ -423,7 +410,47 @@ pub(super) unsafe fn launch(
         shared,
         registers: function.registers,
         params: block,
+        cooperative: false,
     };
+    Ok((launch, of.device))
+}
+
+/// Queues a launch.
+///
+/// # Safety
+/// As for the parameters of [`parameters`].
+pub(super) unsafe fn launch(
+    f: CUfunction,
+    geometry: [[u32; 3]; 2],
+    shared: u32,
+    stream: CUstream,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+    cooperative: bool,
+) -> Answer {
+    let mut guard = enter()?;
+    let d = &mut *guard;
+    // SAFETY: this function's contract.
+    let (mut launch, device) = unsafe { prepare(d, f, geometry, shared, params, extra)? };
+    launch.cooperative = cooperative;
+    if cooperative {
+        let [grid, threads] = geometry.map(|n| n.iter().map(|&n| u64::from(n)).product::<u64>());
+        let resident = resident_blocks(d, f, threads as c_int, shared as usize)? * d.gpu().config().card.sms;
+        if grid > resident.into() {
+            return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+    }
+    let stream = d.id(stream);
+    // a kernel goes to a stream of the device that it is loaded on, whose context is current
+    if device != d.current || d.device_of_stream(stream) != d.current {
+        let message = format!(
+            "loaded on device {device}, launched on a stream of device {} while device {} is current",
+            d.device_of_stream(stream),
+            d.current
+        );
+        finding::report(Finding::new(FindingKind::WrongDevice, launch.kernel, message));
+        return Err(INVALID_HANDLE);
+    }
     d.enqueue(stream, Work::Launch(Arc::new(launch)))?;
     after_enqueue(guard)
 }
@@ -497,7 +524,7 @@ api! {
         stream: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void,
     ) {
         // SAFETY: the caller promised the driver API parameters as the kernel has them.
-        unsafe { launch(f, [gx, gy, gz], [bx, by, bz], shared, stream, params, extra) }
+        unsafe { launch(f, [[gx, gy, gz], [bx, by, bz]], shared, stream, params, extra, false) }
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(

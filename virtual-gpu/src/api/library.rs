@@ -153,6 +153,12 @@ api! {
         enter().and(Err(NOT_FOUND))
     }
 
+    /// PTX has no functions that host and device share.
+    fn cuLibraryGetUnifiedFunction(_function: *mut *mut c_void, library: CUlibrary, _name: *const c_char) {
+        let d = super::device::guard()?;
+        Err(if d.libraries.contains_key(&(library as u64)) { NOT_FOUND } else { INVALID_HANDLE })
+    }
+
     fn cuKernelGetFunction(f: *mut CUfunction => Out<CUfunction>, kernel: CUkernel) {
         let d = &mut *enter()?;
         if !d.kernels.contains_key(&(kernel as u64)) {

@@ -1,4 +1,4 @@
-//! Managed memory, which is page-locked host memory here, and hints about where memory lies.
+//! Managed memory, which is page-locked host memory here, hints about where memory lies, and batches of copies.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -6,7 +6,7 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::Driver;
-use super::memory::{allocate_pinned, pointer_attribute};
+use super::memory::{allocate_pinned, copy_async, pointer_attribute};
 use super::{Answer, Out, api, enter, write_out};
 use crate::memory::device_of;
 
@@ -30,8 +30,43 @@ fn prefetch(at: CUdeviceptr, bytes: usize, stream: CUstream) -> Answer {
     check_range(d, at, bytes)
 }
 
+/// The lists of a batch of copies: where to, where from, and bytes.
+type Batch = (*const CUdeviceptr, *const CUdeviceptr, *const usize);
+
+/// Copies of a batch in the order of a stream; what their attributes say about locations and access is a hint.
+///
+/// # Safety
+/// Each list is null or has `count` entries.
+unsafe fn copy_batch((to, from, bytes): Batch, count: usize, stream: CUstream) -> Answer {
+    if count == 0 || to.is_null() || from.is_null() || bytes.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    for i in 0..count {
+        // SAFETY: not null, so there are `count` entries.
+        let (to, from, bytes) = unsafe { (to.add(i).read(), from.add(i).read(), bytes.add(i).read()) };
+        copy_async(to, from, bytes, stream)?;
+    }
+    Ok(())
+}
+
 api! {
     newer
+
+    fn cuMemcpyBatchAsync(
+        to: *const CUdeviceptr, from: *const CUdeviceptr, bytes: *const usize, count: usize, _attributes: *const c_void,
+        _starts: *const usize, _kinds: usize, _failed: *mut usize, stream: CUstream,
+    ) {
+        // SAFETY: the caller promised the driver API lists of `count` entries.
+        unsafe { copy_batch((to, from, bytes), count, stream) }
+    }
+
+    fn cuMemcpyBatchAsync_v2(
+        to: *const CUdeviceptr, from: *const CUdeviceptr, bytes: *const usize, count: usize, _attributes: *const c_void,
+        _starts: *const usize, _kinds: usize, stream: CUstream,
+    ) {
+        // SAFETY: the caller promised the driver API lists of `count` entries.
+        unsafe { copy_batch((to, from, bytes), count, stream) }
+    }
 
     fn cuMemAllocManaged(ptr: *mut CUdeviceptr => Out<CUdeviceptr>, bytes: usize, flags: c_uint) {
         if !matches!(flags, 1 | 2) {

@@ -94,16 +94,9 @@ impl Copy {
     }
 }
 
-/// Queues a copy, and waits for it if `synchronous`.
-pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: bool) -> Answer {
-    let d = &mut *guard;
-    let stream = d.id(stream);
-    let device = d.device_of_stream(stream);
-    if c.width == 0 || c.rows == 0 {
-        return d.stream(stream).map(|_| ());
-    }
-    let mut c = c;
-    let mut blocks = synchronous;
+/// Checks the places of a copy for a device. Pinned host memory becomes a place that is read and written when the copy runs, as by
+/// the hardware.
+fn check_places(d: &Driver, device: usize, c: &mut Copy) -> Answer {
     for (side, pitch) in [(&mut c.dst, c.dst_pitch), (&mut c.src, c.src_pitch)] {
         let bytes = pitch * (c.rows - 1) + c.width;
         match *side {
@@ -114,11 +107,24 @@ pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: boo
                 }
             }
             Place::Host(0) => return Err(INVALID_VALUE),
-            // Pinned memory is read and written when the copy runs, as by the hardware.
             Place::Host(p) if d.pinned(p as u64, bytes) => *side = Place::Device(p as u64),
             _ => {}
         }
     }
+    Ok(())
+}
+
+/// Queues a copy, and waits for it if `synchronous`.
+pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: bool) -> Answer {
+    let d = &mut *guard;
+    let stream = d.id(stream);
+    let device = d.device_of_stream(stream);
+    if c.width == 0 || c.rows == 0 {
+        return d.stream(stream).map(|_| ());
+    }
+    let mut c = c;
+    let mut blocks = synchronous;
+    check_places(d, device, &mut c)?;
     let capturing = d.stream(stream)?.capture.is_some();
     if synchronous {
         no_capture(d)?;
@@ -135,8 +141,15 @@ pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: boo
     if blocks && !capturing { wait(guard, mark) } else { after_enqueue(guard) }
 }
 
+/// Queues a copy between unified addresses.
+pub(super) fn copy_async(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Answer {
+    let guard = enter()?;
+    let c = Copy::plain(place(&guard, dst), place(&guard, src), bytes as u64);
+    copy(guard, stream, c, false)
+}
+
 /// As [`set`] on the null stream; it waits where the memory is the host's, as the driver does.
-pub(super) fn set_at_once(at: u64, value: u32, size: u8, count: usize) -> Answer {
+pub(super) fn set_at_once(at: u64, value: u64, size: u8, count: usize) -> Answer {
     let null = std::ptr::null_mut();
     set(enter()?, null, at, value, size, count)?;
     let mut guard = enter()?;
@@ -149,22 +162,35 @@ pub(super) fn set_at_once(at: u64, value: u32, size: u8, count: usize) -> Answer
     wait(guard, mark)
 }
 
-pub(super) fn set(mut guard: Guard, stream: CUstream, at: u64, value: u32, size: u8, count: usize) -> Answer {
-    let d = &mut *guard;
-    let stream = d.id(stream);
+/// The work that sets memory from a device; `None` if there are no bytes to set.
+pub(super) fn set_work(
+    d: &Driver,
+    device: usize,
+    at: u64,
+    value: u64,
+    size: u8,
+    count: usize,
+) -> Result<Option<Work>, u32> {
     let Some(bytes) = (count as u64).checked_mul(size as u64) else { return Err(INVALID_VALUE) };
     if !at.is_multiple_of(size as u64) {
         return Err(INVALID_VALUE);
     }
     if count == 0 {
-        return Ok(());
+        return Ok(None);
     }
     device_range(d, at, bytes)?;
-    if let Some(owner) = device_of(at).filter(|&owner| owner != d.device_of_stream(stream)) {
+    if let Some(owner) = device_of(at).filter(|&owner| owner != device) {
         wrong_device("memset", format!("0x{at:x} is memory of device {owner}, set on a stream of another"));
         return Err(INVALID_VALUE);
     }
-    d.enqueue(stream, Work::Set { at, value, size, count: count as u64 })?;
+    Ok(Some(Work::Set { at, value, size, count: count as u64 }))
+}
+
+pub(super) fn set(mut guard: Guard, stream: CUstream, at: u64, value: u64, size: u8, count: usize) -> Answer {
+    let d = &mut *guard;
+    let stream = d.id(stream);
+    let Some(work) = set_work(d, d.device_of_stream(stream), at, value, size, count)? else { return Ok(()) };
+    d.enqueue(stream, work)?;
     after_enqueue(guard)
 }
 
@@ -179,10 +205,8 @@ pub(super) struct Slice {
     pub rows: usize,
 }
 
-/// Queues the copy of a slice, and waits for it if `synchronous`.
-pub(super) fn copy_slice(slice: &Slice, stream: CUstream, synchronous: bool) -> Answer {
-    let mut guard = enter()?;
-    let d = &mut *guard;
+/// The copy that a slice describes.
+fn copy_of(d: &Driver, slice: &Slice) -> Result<Copy, u32> {
     let &Slice { src, dst, width, rows } = slice;
     let side = |(kind, host, device, x, y, pitch): Side| {
         let offset = y.checked_mul(pitch).and_then(|n| n.checked_add(x)).ok_or(INVALID_VALUE)?;
@@ -200,7 +224,7 @@ pub(super) fn copy_slice(slice: &Slice, stream: CUstream, synchronous: bool) -> 
     if src_pitch < width || dst_pitch < width || dst_pitch.max(src_pitch).checked_mul(rows).is_none() {
         return Err(INVALID_VALUE);
     }
-    let c = Copy {
+    Ok(Copy {
         dst: side(dst)?,
         src: side(src)?,
         width: width as u64,
@@ -208,8 +232,24 @@ pub(super) fn copy_slice(slice: &Slice, stream: CUstream, synchronous: bool) -> 
         dst_pitch: dst_pitch as u64,
         src_pitch: src_pitch as u64,
         between: false,
-    };
+    })
+}
+
+/// Queues the copy of a slice, and waits for it if `synchronous`.
+pub(super) fn copy_slice(slice: &Slice, stream: CUstream, synchronous: bool) -> Answer {
+    let guard = enter()?;
+    let c = copy_of(&guard, slice)?;
     copy(guard, stream, c, synchronous)
+}
+
+/// The work of a slice as a node of a graph for a device; host memory is read when the node runs.
+pub(super) fn slice_work(d: &Driver, device: usize, slice: &Slice) -> Result<Work, u32> {
+    let mut c = copy_of(d, slice)?;
+    if c.width == 0 || c.rows == 0 {
+        return Err(INVALID_VALUE);
+    }
+    check_places(d, device, &mut c)?;
+    Ok(c.work())
 }
 
 /// Checks types of memory, which may be no value of the enum, before a reference to them is made.
@@ -435,10 +475,7 @@ api! {
     }
 
     fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) {
-        let mut guard = enter()?;
-        let d = &mut *guard;
-        let c = Copy::plain(place(d, dst), place(d, src), bytes as u64);
-        copy(guard, stream, c, false)
+        copy_async(dst, src, bytes, stream)
     }
 
     fn cuMemcpy2D_v2(p: *const CUDA_MEMCPY2D) {
@@ -454,26 +491,26 @@ api! {
     }
 
     fn cuMemsetD8_v2(dst: CUdeviceptr, value: c_uchar, n: usize) {
-        set_at_once(dst, value as u32, 1, n)
+        set_at_once(dst, value as u64, 1, n)
     }
 
     fn cuMemsetD16_v2(dst: CUdeviceptr, value: c_ushort, n: usize) {
-        set_at_once(dst, value as u32, 2, n)
+        set_at_once(dst, value as u64, 2, n)
     }
 
     fn cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, n: usize) {
-        set_at_once(dst, value, 4, n)
+        set_at_once(dst, value as u64, 4, n)
     }
 
     fn cuMemsetD8Async(dst: CUdeviceptr, value: c_uchar, n: usize, stream: CUstream) {
-        set(enter()?, stream, dst, value as u32, 1, n)
+        set(enter()?, stream, dst, value as u64, 1, n)
     }
 
     fn cuMemsetD16Async(dst: CUdeviceptr, value: c_ushort, n: usize, stream: CUstream) {
-        set(enter()?, stream, dst, value as u32, 2, n)
+        set(enter()?, stream, dst, value as u64, 2, n)
     }
 
     fn cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, n: usize, stream: CUstream) {
-        set(enter()?, stream, dst, value, 4, n)
+        set(enter()?, stream, dst, value as u64, 4, n)
     }
 }

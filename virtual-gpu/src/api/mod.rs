@@ -12,10 +12,13 @@ mod library;
 mod link;
 mod managed;
 mod memory;
+mod nodes;
+mod nodes_newer;
 mod order;
 mod peer;
 mod pool;
 mod stream;
+mod value_waits;
 mod volume;
 
 use std::ffi::c_void;
@@ -32,7 +35,7 @@ struct Symbol(&'static str, *const c_void);
 // SAFETY: the pointer is the address of a function, which all threads may share.
 unsafe impl Sync for Symbol {}
 
-static TABLES: [&[Symbol]; 14] = [
+static TABLES: [&[Symbol]; 17] = [
     context::SYMBOLS,
     inquiry::SYMBOLS,
     device::SYMBOLS,
@@ -47,6 +50,9 @@ static TABLES: [&[Symbol]; 14] = [
     launch::SYMBOLS,
     stream::SYMBOLS,
     graph::SYMBOLS,
+    nodes::SYMBOLS,
+    nodes_newer::SYMBOLS,
+    value_waits::SYMBOLS,
 ];
 
 /// The result of an API function's body.

@@ -195,6 +195,20 @@ impl Driver {
         }
     }
 
+    /// A stream has waited for a value: it follows the work that wrote it.
+    pub(super) fn follow_writer(&mut self, mark: Mark, at: u64, bytes: u64) {
+        let Ok(a) = self.holder(at).memory.locate(at, bytes) else { return };
+        if !self.ordered() {
+            return;
+        }
+        let Some(writer) = a.writers(at, bytes).iter().find_map(|&unit| self.order.units[unit as usize])
+        else {
+            return;
+        };
+        let clock = self.clock_at(writer);
+        self.streams.get_mut(&mark.0).into_iter().for_each(|s| join(&mut s.clock, &clock));
+    }
+
     /// Records the bytes of other devices' and of host memory that a launch has read.
     pub(super) fn note_remote_reads(&mut self, mark: Mark, remote: &RemoteReads) {
         for (allocation, range) in remote.read() {

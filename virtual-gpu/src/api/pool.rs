@@ -197,6 +197,20 @@ api! {
         Ok(())
     }
 
+    fn cuMemPoolGetAccess(flags: *mut CUmemAccess_flags => Out<c_int>, pool: CUmemoryPool, location: *mut CUmemLocation) {
+        let d = &mut *enter()?;
+        if location.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: not null, so the caller's: type of place and device, as numbers.
+        let [place, device] = unsafe { location.cast::<[c_int; 2]>().read() };
+        let devices = d.devices.len();
+        let device = usize::try_from(device).ok().filter(|&device| place == 1 && device < devices);
+        let device = device.ok_or(INVALID_VALUE)?;
+        let pool = d.pool(pool as u64)?;
+        flags.write(if device == pool.device || pool.access.contains(&device) { 3 } else { 0 })
+    }
+
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
         enter()?.pool(pool as u64)?.trim(keep as u64);
         Ok(())

@@ -7,8 +7,7 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{
-    Callback, Driver, Event, Stream, StreamId, Work, after_enqueue, is_null, is_per_thread, run_some,
-    run_until,
+    Callback, Driver, Event, StreamId, Work, after_enqueue, is_null, is_per_thread, run_some, run_until,
 };
 use super::{Answer, Out, api, enter};
 
@@ -21,8 +20,7 @@ fn create(out: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
         return Err(INVALID_VALUE);
     }
     let d = &mut *guard;
-    let id = d.handle();
-    d.streams.insert(id, Stream::new(d.current, flags, priority.clamp(-1, 0)));
+    let id = d.add_stream(d.current, flags, priority.clamp(-1, 0));
     out.write(id as CUstream)
 }
 
@@ -185,7 +183,6 @@ api! {
         let d = &mut *guard;
         let Some(f) = function else { return Err(INVALID_VALUE) };
         let id = d.id(stream);
-        not_capturing(d, id)?;
         let function = Arc::new(Callback::Host(f));
         d.enqueue(id, Work::Call { function, stream: stream as u64, data: data as usize })?;
         after_enqueue(guard)
@@ -267,6 +264,7 @@ api! {
         let mut guard = run_until(guard, |d| d.done(mark))?;
         let d = &mut *guard;
         d.observe(mark);
+        d.trim_pools(device);
         d.fault_of(device)
     }
 

@@ -16,7 +16,7 @@ fn set_rows(
     stream: Option<CUstream>,
     at: u64,
     pitch: usize,
-    value: u32,
+    value: u64,
     size: u8,
     width: usize,
     rows: usize,
@@ -35,8 +35,11 @@ fn set_rows(
     Ok(())
 }
 
-/// Copies a volume, one slice after the other.
-fn copy_volume(p: *const CUDA_MEMCPY3D, stream: CUstream, synchronous: bool) -> Answer {
+/// The slices of a volume's copy, one after the other.
+///
+/// # Safety
+/// `p` is null or a valid descriptor, but for the values of its enums.
+pub(super) unsafe fn slices(p: *const CUDA_MEMCPY3D) -> Result<Vec<Slice>, u32> {
     if p.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -53,7 +56,7 @@ fn copy_volume(p: *const CUDA_MEMCPY3D, stream: CUstream, synchronous: bool) -> 
     if src_height < p.Height || dst_height < p.Height {
         return Err(INVALID_VALUE);
     }
-    for z in 0..p.Depth {
+    let slice = |z: usize| {
         // the row at which the slice begins
         let row = |from: usize, height: usize, y: usize| {
             (from.checked_add(z))
@@ -61,7 +64,7 @@ fn copy_volume(p: *const CUDA_MEMCPY3D, stream: CUstream, synchronous: bool) -> 
                 .and_then(|n| n.checked_add(y))
                 .ok_or(INVALID_VALUE)
         };
-        let slice = Slice {
+        Ok(Slice {
             src: (
                 p.srcMemoryType,
                 p.srcHost,
@@ -80,10 +83,16 @@ fn copy_volume(p: *const CUDA_MEMCPY3D, stream: CUstream, synchronous: bool) -> 
             ),
             width: p.WidthInBytes,
             rows: p.Height,
-        };
-        copy_slice(&slice, stream, synchronous)?;
-    }
-    Ok(())
+        })
+    };
+    (0..p.Depth).map(slice).collect()
+}
+
+/// Copies a volume.
+fn copy_volume(p: *const CUDA_MEMCPY3D, stream: CUstream, synchronous: bool) -> Answer {
+    // SAFETY: the caller promised the driver API a descriptor.
+    let slices = unsafe { slices(p)? };
+    slices.iter().try_for_each(|slice| copy_slice(slice, stream, synchronous))
 }
 
 api! {
@@ -109,26 +118,26 @@ api! {
     }
 
     fn cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) {
-        set_rows(None, dst, pitch, value as u32, 1, width, height)
+        set_rows(None, dst, pitch, value as u64, 1, width, height)
     }
 
     fn cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) {
-        set_rows(None, dst, pitch, value as u32, 2, width, height)
+        set_rows(None, dst, pitch, value as u64, 2, width, height)
     }
 
     fn cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) {
-        set_rows(None, dst, pitch, value, 4, width, height)
+        set_rows(None, dst, pitch, value as u64, 4, width, height)
     }
 
     fn cuMemsetD2D8Async(dst: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, stream: CUstream) {
-        set_rows(Some(stream), dst, pitch, value as u32, 1, width, height)
+        set_rows(Some(stream), dst, pitch, value as u64, 1, width, height)
     }
 
     fn cuMemsetD2D16Async(dst: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, stream: CUstream) {
-        set_rows(Some(stream), dst, pitch, value as u32, 2, width, height)
+        set_rows(Some(stream), dst, pitch, value as u64, 2, width, height)
     }
 
     fn cuMemsetD2D32Async(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream) {
-        set_rows(Some(stream), dst, pitch, value, 4, width, height)
+        set_rows(Some(stream), dst, pitch, value as u64, 4, width, height)
     }
 }

@@ -323,6 +323,23 @@ pub(super) fn load(
     let what = What { verb: "load", bytes: (a.size * a.count) as u32, line: inst.line, loose: a.volatile };
     let bytes = what.bytes;
     let rows = rows(f, &inst.d, a);
+    if a.space == Space::Param && inst.a != NONE {
+        let at = addresses(w, inst, a.addr_wide);
+        for l in lanes(mask) {
+            let from = usize::try_from(at[l]).unwrap_or(usize::MAX);
+            let data = b.job.params.get(from..from.saturating_add(bytes as usize));
+            let Some(data) = data.filter(|_| from.is_multiple_of(bytes as usize)) else {
+                let place = format_args!("at parameter offset {from}");
+                return Err(fault(b, w, what, l, FindingKind::OutOfBounds, place));
+            };
+            for (k, &row) in rows.iter().enumerate() {
+                let mut v = [0; 8];
+                v[..a.size as usize].copy_from_slice(&data[k * a.size as usize..][..a.size as usize]);
+                set(w, a.wide, row, l, extend(u64::from_le_bytes(v), a));
+            }
+        }
+        return Ok(());
+    }
     if a.space == Space::Param {
         let at = inst.imm as usize;
         let Some(data) = b.job.params.get(at..at + bytes as usize) else {

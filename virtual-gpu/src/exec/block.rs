@@ -48,6 +48,8 @@ struct Barrier {
 
 /// Instructions that one warp runs before the next is scheduled, so that a warp may spin until another has run.
 const QUANTUM: u32 = 1 << 16;
+/// The same in a cooperative launch, whose blocks wait for each other and yield to each other.
+const COOPERATIVE_QUANTUM: u32 = 1 << 10;
 
 impl<'j> Block<'j> {
     pub fn new(job: &'j Job<'j>) -> Self {
@@ -174,6 +176,7 @@ impl<'j> Block<'j> {
         let n = warps.len();
         let start = (self.job.config.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.linear) >> 7)
             as usize;
+        let quantum = if self.job.cooperative { COOPERATIVE_QUANTUM } else { QUANTUM };
         loop {
             let mut ran = false;
             for k in 0..n {
@@ -182,7 +185,7 @@ impl<'j> Block<'j> {
                     continue;
                 }
                 ran = true;
-                match w.run(self, QUANTUM)? {
+                match w.run(self, quantum)? {
                     Stop::Barrier => {
                         if let Some(wait) = w.waiting
                             && wait.arrive
@@ -190,6 +193,7 @@ impl<'j> Block<'j> {
                             self.arrive(w, wait);
                         }
                     }
+                    Stop::Quantum if self.job.cooperative => std::thread::yield_now(),
                     Stop::Quantum | Stop::Done => {}
                 }
                 if self.steps * 32 > self.job.config.instruction_limit {
@@ -373,6 +377,8 @@ impl<'j> Block<'j> {
                 Special::LanemaskGt => (FULL << lane) << 1,
                 Special::DynamicSmem => job.dynamic_shared,
                 Special::TotalSmem => job.shared_bytes().next_multiple_of(256),
+                Special::Workspace(0) => job.workspace as u32,
+                Special::Workspace(_) => (job.workspace >> 32) as u32,
                 Special::Zero => 0,
             }
         };

@@ -68,7 +68,13 @@ pub(crate) struct LaunchContext {
     pub unordered: Option<Box<[bool; 256]>>,
     /// Records what the launch reads of memory that other devices may write; `None` with one device.
     pub remote: Option<Arc<RemoteReads>>,
+    /// Whether all blocks are resident at once, so that they may wait for each other.
+    pub cooperative: bool,
 }
+
+/// Bytes of the memory at which the blocks of a cooperative launch wait: its size and the barrier's word. Source:
+/// cooperative_groups/details/driver_abi.h of CUDA 12.4.
+const WORKSPACE: [u8; 8] = [8, 0, 0, 0, 0, 0, 0, 0];
 
 /// The bytes that a launch reads of other devices' memory and of page-locked host memory: from the first to the last of each
 /// allocation.
@@ -109,7 +115,7 @@ impl RemoteReads {
 impl LaunchContext {
     /// For a process with one device.
     pub const fn single_device() -> Self {
-        Self { peers: Vec::new(), writer: WRITTEN, unordered: None, remote: None }
+        Self { peers: Vec::new(), writer: WRITTEN, unordered: None, remote: None, cooperative: false }
     }
 }
 
@@ -252,10 +258,20 @@ impl Gpu {
         };
         check_launch(k, &launch).map_err(|(kind, message)| invalid(kind, message))?;
         self.launches += 1;
-        let mut job = Job::new(self, loaded, k, &launch, context);
+        let workspace = if context.cooperative { self.memory.alloc(WORKSPACE.len() as u64) } else { Ok(0) };
+        let no_memory =
+            |_| invalid(FindingKind::InvalidLaunch, "no memory for the grid's barrier".to_owned());
+        let workspace = workspace.map_err(no_memory)?;
+        if context.cooperative {
+            self.memory.write(workspace, &WORKSPACE).map_err(no_memory)?;
+        }
+        let mut job = Job::new(self, loaded, k, &launch, context, workspace);
         let result = job.run();
         let printed = job.printed();
         self.printed += &printed;
+        if workspace != 0 {
+            self.memory.free(workspace).map_err(no_memory)?;
+        }
         result
     }
 
@@ -325,6 +341,9 @@ pub(crate) struct Job<'a> {
     writer: u8,
     unordered: Option<Box<[bool; 256]>>,
     remote: Option<Arc<RemoteReads>>,
+    cooperative: bool,
+    /// The address of a cooperative launch's workspace, 0 for other launches.
+    workspace: u64,
     next: AtomicU64,
     stop: AtomicBool,
     /// Thread instructions of all blocks so remote, and what their starts cost.
@@ -346,8 +365,9 @@ impl<'a> Job<'a> {
         kernel: &'a Kernel,
         l: &Launch<'a>,
         context: LaunchContext,
+        workspace: u64,
     ) -> Self {
-        let LaunchContext { peers, writer, unordered, remote } = context;
+        let LaunchContext { peers, writer, unordered, remote, cooperative } = context;
         let mut snapshot = gpu.memory.snapshot();
         if !peers.is_empty() {
             snapshot.live.extend(peers);
@@ -382,6 +402,8 @@ impl<'a> Job<'a> {
             writer,
             unordered,
             remote,
+            cooperative,
+            workspace,
             next: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             spent: AtomicU64::new(0),
@@ -454,10 +476,13 @@ impl<'a> Job<'a> {
             );
             return Err(Finding::new(FindingKind::Timeout, &self.kernel.name, message));
         }
-        self.work(1, &mut counters, &mut costs);
-        let rest = self.blocks() - 1;
-        let workers =
-            (self.config.threads as u64).min(rest).min(1 + rest.saturating_mul(counters.warp_total()) / 4096);
+        let workers = if self.cooperative {
+            blocks // each of them with a thread of its own, so that it may wait for any other
+        } else {
+            self.work(1, &mut counters, &mut costs);
+            let rest = blocks - 1;
+            (self.config.threads as u64).min(rest).min(1 + rest.saturating_mul(counters.warp_total()) / 4096)
+        };
         if workers <= 1 {
             self.work(u64::MAX, &mut counters, &mut costs);
         } else {

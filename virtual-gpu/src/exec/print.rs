@@ -6,6 +6,7 @@ use super::access::{What, get, global};
 use super::block::{Block, Check};
 use super::scratch::{LOCAL, SHARED, bytes_at, checked, place};
 use super::warp::{Warp, lanes};
+use crate::finding::FindingKind;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::ptx::inst::{CallSite, Inst, Value};
 
@@ -34,7 +35,30 @@ pub(super) fn vprintf(b: &mut Block<'_>, w: &mut Warp, site: &CallSite, inst: &I
     Ok(())
 }
 
-/// A thread's memory, as `vprintf` reads it.
+/// Ends the kernel: an assertion of the first lane of `mask` has failed. The call gives the addresses of its text, of the
+/// file's and the function's name, and the line. Source: `__assertfail` in crt/device_functions.h of CUDA 12.4.
+pub(super) fn assert_fail<T>(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    site: &CallSite,
+    inst: &Inst,
+    mask: u32,
+) -> Check<T> {
+    let lane = mask.trailing_zeros() as usize;
+    let mut at = [0; 4];
+    for (at, &(value, ..)) in at.iter_mut().zip(&site.args) {
+        *at = w.argument(value, lane);
+    }
+    let mut source = Source { b, w, inst, lane };
+    let mut text = |at| source.string(at).map(|text| String::from_utf8_lossy(&text).into_owned());
+    let [assertion, file, line, function] = at;
+    let (assertion, file, function) = (text(assertion)?, text(file)?, text(function)?);
+    let message = format!("assertion `{assertion}` failed in {function}, {file}:{}", line as u32);
+    let thread = w.id * 32 + lane as u32;
+    Err(b.finding(FindingKind::AssertFailed, inst.line, thread, message))
+}
+
+/// A thread's memory, as these functions read it.
 struct Source<'s, 'j> {
     b: &'s mut Block<'j>,
     w: &'s Warp,

@@ -315,6 +315,9 @@ impl Warp {
                         continue 'entry;
                     }
                     Op::Print => print::vprintf(b, self, &f.calls[inst.imm as usize], inst, mask)?,
+                    Op::AssertFail => {
+                        return print::assert_fail(b, self, &f.calls[inst.imm as usize], inst, mask);
+                    }
                     Op::Ret | Op::Exit => {
                         self.stack[top].pc = pc + 1;
                         let kernel = inst.op == Op::Exit || self.frames.len() == 1;

@@ -294,6 +294,8 @@ pub(crate) enum Op {
     Call,
     /// A call of `vprintf`; imm = call site
     Print,
+    /// A call of `__assertfail`; imm = call site
+    AssertFail,
     Ret,
     Exit,
     Trap,
@@ -341,6 +343,8 @@ pub(crate) enum Special {
     LanemaskGt,
     DynamicSmem,
     TotalSmem,
+    /// The lower or the upper half of the address at which the blocks of a cooperative launch wait.
+    Workspace(u8),
     Zero,
 }
 

@@ -17,7 +17,7 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
     if const_bytes > 64 << 10 {
         return Err(PtxError::new(1, format!("{const_bytes} bytes of constant memory, sm_61 has 65536")));
     }
-    print_by_vprintf(&mut m);
+    own_functions(&mut m);
     let global_bytes: u64 = m.variables.iter().filter(|v| v.space == VarSpace::Global).map(|v| v.bytes).sum();
     if global_bytes > MAX_GLOBAL {
         let reason = format!("{global_bytes} bytes of .global variables, at most {MAX_GLOBAL} are supported");
@@ -70,17 +70,22 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
     Ok(m)
 }
 
-/// `vprintf`, with a format and arguments in memory, is the device's own, unless the module defines it.
-fn print_by_vprintf(m: &mut Module) {
+/// `vprintf`, with a format and arguments in memory, and `__assertfail` are the device's own, unless the module defines them.
+fn own_functions(m: &mut Module) {
     let bytes = |places: &[(u32, u32)]| places.iter().map(|&(_, bytes)| bytes).collect::<Vec<_>>();
-    let vprintf = m.functions.iter().position(|f| {
-        !f.defined && f.name == "vprintf" && bytes(&f.formals) == [8, 8] && bytes(&f.returns) == [4]
-    });
-    let Some(vprintf) = vprintf else { return };
-    for f in &mut m.functions {
-        for inst in f.code.iter_mut().filter(|inst| inst.op == Op::Call) {
-            if f.calls[inst.imm as usize].callee as usize == vprintf {
-                inst.op = Op::Print;
+    // name, bytes of the parameters and of the result
+    let own: [(&str, &[u32], &[u32], Op); 2] =
+        [("vprintf", &[8, 8], &[4], Op::Print), ("__assertfail", &[8, 8, 4, 8, 8], &[], Op::AssertFail)];
+    for (name, parameters, result, op) in own {
+        let function = m.functions.iter().position(|f| {
+            !f.defined && f.name == name && bytes(&f.formals) == parameters && bytes(&f.returns) == result
+        });
+        let Some(function) = function else { continue };
+        for f in &mut m.functions {
+            for inst in f.code.iter_mut().filter(|inst| inst.op == Op::Call) {
+                if f.calls[inst.imm as usize].callee as usize == function {
+                    inst.op = op;
+                }
             }
         }
     }
@@ -198,7 +203,7 @@ impl<'m> Calls<'m> {
                 return Err(PtxError::new(line, "the kernels call too many functions"));
             }
             for call in &f.calls {
-                // `vprintf`, which is called but not defined, is the device's own
+                // those which are called but not defined are the device's own
                 if self.m.functions[call.callee as usize].defined
                     && self.stamp[call.callee as usize] != self.stamps
                 {

@@ -193,11 +193,8 @@ impl<'a, 'm> Body<'a, 'm> {
             Some(Name::Global(v)) => Init::Global(v, addend),
             Some(Name::Shared(v)) => Init::Shared(v, addend),
             Some(Name::Local(at)) => Init::Local(at as i64 + addend),
-            Some(Name::KernelParam(_)) => {
-                return self.err(format!(
-                    "the address of kernel parameter `{name}` is not supported: load it with ld.param"
-                ));
-            }
+            // its offset: an address for ld.param alone
+            Some(Name::KernelParam(at)) => Init::Bits((at as i64 + addend) as u64),
             Some(Name::Function(_)) => {
                 return self.err(format!(
                     "the address of function `{name}` is not supported: indirect calls are not"
@@ -370,7 +367,8 @@ fn special(w: &str) -> Option<Special> {
         "%lanemask_gt" => Special::LanemaskGt,
         "%dynamic_smem_size" => Special::DynamicSmem,
         "%total_smem_size" => Special::TotalSmem,
-        // The driver sets these for cooperative launches, which are not supported.
+        "%envreg1" => Special::Workspace(0),
+        "%envreg2" => Special::Workspace(1),
         _ if w.strip_prefix("%envreg").and_then(|n| n.parse().ok()).is_some_and(|n: u8| n < 32) => {
             Special::Zero
         }

@@ -573,6 +573,8 @@ fn f64_and_f16_arithmetic() {
         ("neg.f16 %h0, %h1;", [0x3c00, 0, 0], H(0xbc00)),
         ("neg.f16 %h0, %h1;", [0xbc00, 0, 0], H(0x3c00)),
         ("neg.f16x2 %r0, %r1;", [0xbc00_3c00, 0, 0], R(0x3c00_bc00)),
+        ("abs.f16 %h0, %h1;", [0xbc00, 0, 0], H(0x3c00)),
+        ("abs.f16x2 %r0, %r1;", [0xbc00_3c00, 0, 0], R(0x3c00_3c00)),
         ("fma.rn.f16x2 %r0, %r1, %r2, %r3;", [0x3c00_4000, 0x4000_4000, 0x3c00_4000], R(0x4200_4600)),
         // halves are flushed with .ftz alone, and keep their sign
         ("add.f16 %h0, %h1, %h2;", [0x0001, 0x0001, 0], H(0x0002)),

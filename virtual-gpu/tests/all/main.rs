@@ -7,6 +7,7 @@ mod control_flow;
 mod driver_api;
 mod foreign;
 mod gpu;
+mod graphs;
 mod instructions;
 mod lines;
 mod newer_api;

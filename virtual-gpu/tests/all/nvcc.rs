@@ -201,3 +201,61 @@ fn only_vprintf_as_it_is_needs_no_definition() {
         .replace(".param .b64 param1", ".param .b32 param1");
     assert!(Module::parse(&other).unwrap_err().reason.contains("`vprintf` is called but defined nowhere"));
 }
+
+/// An assertion as the compiler writes it, and a structure that is read by an address in a register.
+const ASSERTS: &str = r#".version 7.8
+.target sm_61
+.address_size 64
+.extern .func __assertfail
+(.param .b64 p0, .param .b64 p1, .param .b32 p2, .param .b64 p3, .param .b64 p4);
+.global .align 1 .b8 $text[6] = {120, 32, 60, 32, 50, 0};
+.global .align 1 .b8 $file[4] = {97, 46, 99, 0};
+.global .align 1 .b8 $function[2] = {102, 0};
+// out = a[i]; asserts that i is less than 2
+.entry pick(.param .u64 out, .param .align 8 .b8 a[16], .param .u32 i)
+{
+.reg .b64 %rd<12>; .reg .b32 %r<3>; .reg .pred %p<2>;
+ld.param.u32 %r1, [i];
+setp.lt.u32 %p1, %r1, 2;
+@%p1 bra fine;
+mov.u64 %rd1, $text; cvta.global.u64 %rd2, %rd1;
+mov.u64 %rd3, $file; cvta.global.u64 %rd4, %rd3;
+mov.u64 %rd5, $function; cvta.global.u64 %rd6, %rd5;
+{
+.param .b64 param0; st.param.b64 [param0], %rd2;
+.param .b64 param1; st.param.b64 [param1], %rd4;
+.param .b32 param2; st.param.b32 [param2], 7;
+.param .b64 param3; st.param.b64 [param3], %rd6;
+.param .b64 param4; st.param.b64 [param4], 1;
+call.uni __assertfail, (param0, param1, param2, param3, param4);
+}
+fine:
+mov.b64 %rd7, a;
+mul.wide.u32 %rd8, %r1, 8;
+add.s64 %rd9, %rd7, %rd8;
+ld.param.u64 %rd10, [%rd9];
+ld.param.u64 %rd11, [out];
+st.global.u64 [%rd11], %rd10;
+ret;
+}
+"#;
+
+#[test]
+fn an_assertion_names_its_text_and_parameters_have_addresses() {
+    let mut gpu = Gpu::new(Config::default());
+    let module = gpu.load(Module::parse(ASSERTS).unwrap()).unwrap();
+    let out = gpu.alloc(8).unwrap();
+    let mut pick = |i: u32| {
+        let params =
+            [&out.to_le_bytes()[..], &5u64.to_le_bytes(), &6u64.to_le_bytes(), &i.to_le_bytes()].concat();
+        let launch = Launch { grid: [1; 3], block: [1; 3], dynamic_shared: 0, params: &params };
+        gpu.launch(&module, "pick", launch)?;
+        let mut word = [0; 8];
+        gpu.read(out, &mut word).unwrap();
+        Ok::<_, Finding>(u64::from_le_bytes(word))
+    };
+    assert_eq!((pick(0).unwrap(), pick(1).unwrap()), (5, 6));
+    let found = pick(2).unwrap_err();
+    assert_eq!((found.kind, found.kind.code()), (FindingKind::AssertFailed, 710));
+    assert_eq!(found.message, "assertion `x < 2` failed in f, a.c:7");
+}

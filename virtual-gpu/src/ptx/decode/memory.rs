@@ -76,6 +76,7 @@ impl Decoder<'_, '_, '_> {
             (Space::Param, Some(Name::Local(_))) => Space::Local,
             (Space::Param, Some(Name::KernelParam(_))) if load => Space::Param,
             (Space::Param, None) if !self.body.entry => Space::Local,
+            (Space::Param, None) if load => Space::Param,
             (Space::Param, _) => return self.err("this parameter cannot be accessed this way"),
             (_, Some(Name::KernelParam(_))) => {
                 return self.err("a kernel parameter is read with ld.param");

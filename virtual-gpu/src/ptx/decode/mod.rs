@@ -110,7 +110,7 @@ fn newer(base: &str, mods: &[&str]) -> Option<&'static str> {
         _ if any("relaxed acquire release acq_rel sc mmio") => "sm_70",
         _ if any("e4m3x2 e5m2x2 cluster b128") => "sm_89",
         "ex2" if half => "sm_75",
-        "min" | "max" | "abs" if half => "sm_80",
+        "min" | "max" if half => "sm_80",
         "atom" | "red" if any("b16 f16") => "sm_70",
         _ => return None,
     })
