@@ -56,6 +56,7 @@ mod json;
 mod measure;
 mod model;
 mod models;
+mod new;
 mod output;
 mod printable;
 #[cfg(feature = "profile")]
@@ -172,6 +173,8 @@ enum Command {
     /// Measure which 16-bit float format loses least on the tensors of a file.
     #[cfg(feature = "convert")]
     Float16(float16::Args),
+    /// Write a project with a kernel of its own, a test on the virtual GPU and a job for CI.
+    New(new::Args),
     /// Print a script for a shell's completion of command lines.
     Completions(completions::Args),
 }
@@ -227,6 +230,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "convert")]
         Command::Float16(args) => float16::run(&args),
+        Command::New(args) => new::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),
     };
     match result {

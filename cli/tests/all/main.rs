@@ -12,6 +12,7 @@ mod fit;
 mod gguf_cli;
 mod hub;
 mod media;
+mod new;
 mod outputs;
 mod profile;
 mod qwen3_vl_cli;

@@ -26,19 +26,23 @@ fn run(name: Option<String>) -> Result<()> {
         Some(name) => name.parse()?,
         None => Device::cuda_or_virtual()?,
     };
-    let Device::Cuda(gpu) = &device else {
+    let x: Vec<f32> = (0..100_000).map(|i| i as f32).collect();
+    let y: Vec<f32> = x.iter().map(|x| 0.5 * x).collect();
+    let sums = sums(&x, &y, &device)?;
+    assert!(sums.iter().zip(x.iter().zip(&y)).all(|(sum, (x, y))| *sum == x + y));
+    println!("{} right sums on {device}; the kernel was {}", sums.len(), env!("CUDA_BUILDER_ORIGIN"));
+    Ok(())
+}
+
+/// x + y, computed on `device`, which must be a CUDA device or the virtual GPU.
+fn sums(x: &[f32], y: &[f32], device: &Device) -> Result<Vec<f32>> {
+    let Device::Cuda(gpu) = device else {
         return Err(Error::NoDevice { reason: format!("the kernel does not run on `{device}`") });
     };
     let module = gpu.load_kernels(PTX, &[kernels::add.info()])?;
-
-    let (x, y): (Vec<f32>, Vec<f32>) = (0..100_000).map(|i| (i as f32, 0.5 * i as f32)).unzip();
-    let a = Tensor::from_slice(&x, [x.len()], &device)?;
-    let b = Tensor::from_slice(&y, [y.len()], &device)?;
-    let sum = add(&module, &a, &b)?.to_vec::<f32>()?;
-
-    assert!(sum.iter().zip(x.iter().zip(&y)).all(|(sum, (x, y))| *sum == x + y));
-    println!("{} right sums on {device}; the kernel was {}", sum.len(), env!("CUDA_BUILDER_ORIGIN"));
-    Ok(())
+    let a = Tensor::from_slice(x, [x.len()], device)?;
+    let b = Tensor::from_slice(y, [y.len()], device)?;
+    add(&module, &a, &b)?.to_vec()
 }
 
 /// a + b, as long as the shorter of the two.
@@ -56,4 +60,21 @@ fn add(module: &PtxModule, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     // SAFETY: PTX was compiled from `kernels`; the three tensors have `len` elements at least.
     unsafe { module.launch(&kernels::add, grid, 0, &parameters)? };
     Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No GPU is needed. The virtual one stops at accesses out of bounds, reads of memory never written, and races.
+    #[test]
+    fn sums_are_right_around_the_ends_of_blocks() -> Result<()> {
+        let device = "virtual".parse()?;
+        for elements in [1, 255, 256, 257, 1000] {
+            let x: Vec<f32> = (0..elements).map(|i| i as f32).collect();
+            let doubled: Vec<f32> = x.iter().map(|x| 2.0 * x).collect();
+            assert_eq!(sums(&x, &x, &device)?, doubled);
+        }
+        Ok(())
+    }
 }

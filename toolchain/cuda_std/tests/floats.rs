@@ -1,4 +1,4 @@
-//! The errors of `GpuFloat`, which docs/floats.md lists: in f32 against std's f64, in f64 against std's own. The host runs the
+//! The errors of `GpuFloat`, which docs/kernels/math.md lists: in f32 against std's f64, in f64 against std's own. The host runs the
 //! code of the GPU; that both give the same bits is `compat`'s test.
 //!
 //! ```text
