@@ -306,8 +306,7 @@ fn show_bursts(
     screen.line(&table.header(""))?;
     let mut bursts = Vec::new();
     for &clients in clients {
-        let mut all: Vec<Burst> =
-            (0..BURSTS).map(|_| burst(target, model, clients, words, tokens)).collect();
+        let mut all: Vec<Burst> = (0..BURSTS).map(|_| burst(target, model, clients, words, tokens)).collect();
         all.sort_by(|a, b| a.share.total_cmp(&b.share));
         let failed = all.iter().map(|burst| burst.failed).sum();
         let burst = Burst { failed, ..all.swap_remove(BURSTS / 2) };

@@ -139,7 +139,8 @@ fn wrong(file: &Path, line: usize, reason: &str) -> Error {
     bad(file, format!("line {line}: {reason}"))
 }
 
-const NO_CALL: &str = "a turn of function_call is not the JSON of {\"name\": TEXT, \"arguments\": {…}} or of a list of these";
+const NO_CALL: &str =
+    "a turn of function_call is not the JSON of {\"name\": TEXT, \"arguments\": {…}} or of a list of these";
 
 /// Definitions of tools, in OpenAI's form: `{"type": "function", "function": {"name", …}}`.
 fn tools(value: Option<&Value>) -> Option<Vec<Value>> {
@@ -303,7 +304,9 @@ mod tests {
         let turns = r#""conversations": [{"from": "human", "value": "Look."},
             {"from": "function_call", "value": "[{\"name\": \"a\", \"arguments\": {}}, {\"name\": \"b\", \"arguments\": {\"x\": 1}}]"},
             {"from": "observation", "value": "1"}, {"from": "observation", "value": "2"}, {"from": "gpt", "value": "3"}]"#;
-        let found = parsed(&format!(r#"{{"tools": [{{"name": "a"}}, {{"type": "function", "function": {{"name": "b"}}}}], {turns}}}"#));
+        let found = parsed(&format!(
+            r#"{{"tools": [{{"name": "a"}}, {{"type": "function", "function": {{"name": "b"}}}}], {turns}}}"#
+        ));
         let found = found.unwrap();
         let definition = |name: &str| json!({"type": "function", "function": {"name": name}});
         assert_eq!(found.tools, ["a", "b"].map(definition));
@@ -313,7 +316,8 @@ mod tests {
         let calls = "<tool_call>\n{\"name\": \"a\", \"arguments\": {}}\n</tool_call>\n\
                      <tool_call>\n{\"name\": \"b\", \"arguments\": {\"x\": 1}}\n</tool_call>";
         assert_eq!(calls_text(&found.messages[1].content), calls);
-        let as_text = parsed(&format!(r#"{{"tools": "[{{\"name\": \"a\"}}, {{\"name\": \"b\"}}]", {turns}}}"#));
+        let as_text =
+            parsed(&format!(r#"{{"tools": "[{{\"name\": \"a\"}}, {{\"name\": \"b\"}}]", {turns}}}"#));
         assert_eq!(as_text.unwrap().tools, found.tools);
     }
 

@@ -174,8 +174,7 @@ mod tests {
         let mut total = 0.0;
         while !requests.is_empty() {
             let answers = requests.iter().filter(|request| request.0 == 0).count();
-            let mut room =
-                if answers == 0 { 1024 } else { budget.tokens(answers, requests.len() - answers) };
+            let mut room = if answers == 0 { 1024 } else { budget.tokens(answers, requests.len() - answers) };
             let mut tokens = 0;
             for (left, answer) in &mut requests {
                 if *left == 0 {
