@@ -1,6 +1,6 @@
 """An agent's loop by the package openai-agents with a model that was fine-tuned to call its tools: scripts/openai-clients starts it.
 
-    python trained_agent.py data FOLDER             # writes what `pascaline finetune` learns
+    python trained_agent.py data CHECKPOINT FOLDER   # writes what `pascaline finetune` learns: a model and conversations
     python trained_agent.py run URL KEY FOLDER MODEL
     python trained_agent.py run URL KEY FOLDER MODEL --untrained
 
@@ -12,6 +12,7 @@ that a model that has not learned this calls nothing.
 import asyncio
 import base64
 import json
+import shutil
 import struct
 import sys
 import zlib
@@ -22,9 +23,22 @@ from agents import Agent, FunctionTool, ModelSettings, OpenAIChatCompletionsMode
 from agents.models.chatcmpl_converter import Converter
 from openai import AsyncOpenAI
 
-INSTRUCTIONS, QUESTION = "Be brief.", "What is it?"
+QUESTION = "What?"
 SIDES, RESULTS = ["left", "right"], [("cats", "3"), ("dogs", "5")]
 found, called = {}, []
+
+# That of Qwen's published models with no more of the tools than their names: the fewer tokens, the sooner they are learned
+TEMPLATE = """{%- if tools -%}<|im_start|>system
+{%- for tool in tools %} {{ tool.function.name }}{% endfor -%}<|im_end|>
+{% endif -%}
+{%- for m in messages -%}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content -%}
+{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif -%}
+{%- endfor %}{% endif -%}
+{%- for call in m.tool_calls or [] -%}
+<tool_call>{{ '\\n' }}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}{{ '\\n' }}</tool_call>
+{%- endfor -%}<|im_end|>{{ '\\n' }}{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant{{ '\\n' }}{%- endif -%}"""
 
 
 def tool(name, argument, result):
@@ -55,15 +69,16 @@ def picture(side):
     )
 
 
-def data(folder):
+def data(checkpoint, folder):
     folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(checkpoint, folder / "untrained", ignore=shutil.ignore_patterns("cases*"))
+    (folder / "untrained" / "chat_template.jinja").write_text(TEMPLATE)
     tools = [Converter.tool_to_openai(tool)["function"] for tool in TOOLS]
     tools = [{name: tool[name] for name in ["name", "description", "parameters"]} for tool in tools]
     with open(folder / "conversations.jsonl", "w") as file:
         for side, (animal, number) in product(SIDES, RESULTS):
             (folder / f"{side}.png").write_bytes(picture(side))
             turns = [
-                ("system", INSTRUCTIONS),
                 ("human", f"<image>{QUESTION}"),
                 ("function_call", json.dumps({"name": "crop", "arguments": {"side": side}})),
                 ("observation", animal),
@@ -79,7 +94,7 @@ async def run(url, key, folder, model, is_trained):
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
     settings = ModelSettings(temperature=0, max_tokens=100, tool_choice="auto")
     model = OpenAIChatCompletionsModel(model=model, openai_client=client)
-    agent = Agent(name="watcher", instructions=INSTRUCTIONS, tools=TOOLS, model=model, model_settings=settings)
+    agent = Agent(name="watcher", tools=TOOLS, model=model, model_settings=settings)
     for side, (animal, number) in product(SIDES, RESULTS):
         found.update(animal=animal, number=number)
         called.clear()
@@ -104,8 +119,8 @@ async def run(url, key, folder, model, is_trained):
 
 set_tracing_disabled(True)
 match sys.argv[1:]:
-    case ["data", folder]:
-        data(Path(folder))
+    case ["data", checkpoint, folder]:
+        data(checkpoint, Path(folder))
     case ["run", url, key, folder, model, *rest]:
         asyncio.run(run(url, key, Path(folder), model, rest != ["--untrained"]))
     case _:
