@@ -58,6 +58,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,4,16,64", requires = "serve")]
     pub clients: Vec<usize>,
 
+    /// Measure clients who come at once, each with one question of about 400 tokens, beside their prompts alone and their answers alone.
+    #[arg(long, requires = "serve")]
+    pub burst: bool,
+
     /// Tokens of each answer; with --model the lengths of answers, 0 for none.
     #[arg(
         long,

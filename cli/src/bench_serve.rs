@@ -1,9 +1,10 @@
-//! `pascaline bench --serve URL`: load-tests a server: throughput and time to first token per number of clients.
+//! `pascaline bench --serve URL`: load-tests a server: throughput and time to first token per number of clients, or with `--burst` what clients who
+//! come at once get of the rate that their prompts and their answers have alone.
 
 use super::bench::Args;
 use super::failure::Failure;
-use super::screen::Style;
-use super::table::Column;
+use super::screen::{Screen, Style};
+use super::table::{Cell, Column};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::env;
@@ -17,6 +18,10 @@ use ureq::{Agent, AgentBuilder};
 const REQUESTS: usize = 3;
 /// Words of a question.
 const WORDS: usize = 60;
+/// Tokens of each prompt of a burst, about.
+const BURST_PROMPT: usize = 400;
+/// Bursts of each number of clients, of which the median one counts.
+const BURSTS: usize = 3;
 /// Long prompts that arrive during an answer.
 const INTRUSIONS: usize = 3;
 
@@ -26,6 +31,7 @@ struct Json<'a> {
     model: &'a str,
     tokens_per_answer: usize,
     loads: &'a [Load],
+    bursts: &'a [Burst],
     long_prompt: Option<LongPrompt>,
 }
 
@@ -40,6 +46,23 @@ struct Load {
     /// In seconds.
     first_token: Spread,
     next_token: Spread,
+}
+
+/// Clients who come at once, each with one question. Times are in seconds.
+#[derive(Clone, Debug, Serialize)]
+struct Burst {
+    clients: usize,
+    failed: usize,
+    prompt_tokens: usize,
+    seconds: f64,
+    /// Of as many new prompts with answers of one token.
+    prompts_alone: f64,
+    /// Of the same answers to prompts whose keys and values the server still has.
+    answers_alone: f64,
+    /// The time of both alone over that of the burst.
+    share: f64,
+    tokens_per_second: f64,
+    first_token: Spread,
 }
 
 /// A running answer while long prompts arrive.
@@ -115,7 +138,29 @@ impl<'a> Target<'a> {
 
     /// Asks a unique question of this many words; `None` if it is not answered.
     fn ask(&self, model: &str, words: usize, tokens: usize) -> Option<Answer> {
-        let number = self.asked.fetch_add(1, Ordering::Relaxed);
+        self.ask_number(self.asked.fetch_add(1, Ordering::Relaxed), model, words, tokens)
+    }
+
+    /// Asks as many questions at once, those from number `first` on. Returns the seconds until all are answered too.
+    fn ask_at_once(
+        &self,
+        first: usize,
+        clients: usize,
+        model: &str,
+        words: usize,
+        tokens: usize,
+    ) -> (f64, Vec<Answer>) {
+        let begin = Instant::now();
+        let answers = thread::scope(|scope| {
+            let ask = |number| scope.spawn(move || self.ask_number(number, model, words, tokens));
+            let threads: Vec<_> = (first..first + clients).map(ask).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
+        });
+        (begin.elapsed().as_secs_f64(), answers)
+    }
+
+    /// Asks question `number` of this many words.
+    fn ask_number(&self, number: usize, model: &str, words: usize, tokens: usize) -> Option<Answer> {
         let question: Vec<String> = (0..words).map(|word| format!("{}", number * 7919 + word * 31)).collect();
         let body = json!({
             "model": model,
@@ -164,34 +209,15 @@ pub(super) fn run(args: &Args, url: &str, tokens: usize) -> Result<(), Failure> 
     let model = target.model()?;
     screen.text(&format!("{url}, {model}: answers of {} tokens", tokens), Style::Plain)?;
     // the first answer may wait for kernels to be loaded
-    if target.ask(&model, WORDS, 8).is_none() {
+    let Some(first) = target.ask(&model, WORDS, 8) else {
         return Err(Failure::Failed(format!("{url} does not answer a question of {WORDS} words")));
-    }
-    let table = screen.table(vec![
-        Column::right("clients", 7),
-        Column::right("tokens/s", 10),
-        Column::right("first token", 12),
-        Column::right("95 % within", 12).rank(2),
-        Column::right("next token", 12),
-        Column::right("95 % within", 12).rank(1),
-        Column::right("failed", 6),
-    ]);
-    screen.line(&table.header(""))?;
-    let mut loads = Vec::new();
-    for &clients in &args.clients {
-        let load = measure(&target, &model, clients, tokens);
-        let time = |seconds: f64| (format!("{:.1} ms", seconds * 1e3), Style::Plain);
-        let failed = if load.failed > 0 { Style::Bad } else { Style::Plain };
-        screen.line(&table.row(&[
-            (clients.to_string(), Style::Plain),
-            (format!("{:.1}", load.tokens_per_second), Style::Plain),
-            time(load.first_token.median),
-            time(load.first_token.p95),
-            time(load.next_token.median),
-            time(load.next_token.p95),
-            (load.failed.to_string(), failed),
-        ]))?;
-        loads.push(load);
+    };
+    let (mut loads, mut bursts) = (Vec::new(), Vec::new());
+    if args.burst {
+        let words = (BURST_PROMPT * WORDS).div_ceil(first.prompt_tokens.max(1));
+        bursts = show_bursts(&target, &model, &args.clients, words, tokens, &mut screen)?;
+    } else {
+        loads = show_loads(&target, &model, &args.clients, tokens, &mut screen)?;
     }
     let long_prompt = args.long_prompt.map(|words| intrude(&target, &model, words)).transpose()?;
     if let Some(LongPrompt { prompt_tokens, quiet, during }) = long_prompt {
@@ -207,13 +233,117 @@ pub(super) fn run(args: &Args, url: &str, tokens: usize) -> Result<(), Failure> 
             Style::Plain,
         )?;
     }
-    let failed: usize = loads.iter().map(|load| load.failed).sum();
+    let failed = loads.iter().map(|load| load.failed).chain(bursts.iter().map(|burst| burst.failed)).sum();
     if let Some(report) = report {
-        report.write(&Json { url, model: &model, tokens_per_answer: tokens, loads: &loads, long_prompt })?;
+        let (loads, bursts) = (&*loads, &*bursts);
+        report.write(&Json { url, model: &model, tokens_per_answer: tokens, loads, bursts, long_prompt })?;
     }
     match failed {
-        0 => Ok(()),
+        0usize => Ok(()),
         _ => Err(Failure::Failed(format!("{failed} requests were not answered"))),
+    }
+}
+
+/// Measures and shows a load for each number of clients.
+fn show_loads(
+    target: &Target,
+    model: &str,
+    clients: &[usize],
+    tokens: usize,
+    screen: &mut Screen,
+) -> Result<Vec<Load>, Failure> {
+    let table = screen.table(vec![
+        Column::right("clients", 7),
+        Column::right("tokens/s", 10),
+        Column::right("first token", 12),
+        Column::right("95 % within", 12).rank(2),
+        Column::right("next token", 12),
+        Column::right("95 % within", 12).rank(1),
+        Column::right("failed", 6),
+    ]);
+    screen.line(&table.header(""))?;
+    let mut loads = Vec::new();
+    for &clients in clients {
+        let load = measure(target, model, clients, tokens);
+        let failed = if load.failed > 0 { Style::Bad } else { Style::Plain };
+        screen.line(&table.row(&[
+            (clients.to_string(), Style::Plain),
+            (format!("{:.1}", load.tokens_per_second), Style::Plain),
+            milliseconds(load.first_token.median),
+            milliseconds(load.first_token.p95),
+            milliseconds(load.next_token.median),
+            milliseconds(load.next_token.p95),
+            (load.failed.to_string(), failed),
+        ]))?;
+        loads.push(load);
+    }
+    Ok(loads)
+}
+
+fn milliseconds(seconds: f64) -> Cell {
+    (format!("{:.1} ms", seconds * 1e3), Style::Plain)
+}
+
+/// Measures and shows a burst of each number of clients.
+fn show_bursts(
+    target: &Target,
+    model: &str,
+    clients: &[usize],
+    words: usize,
+    tokens: usize,
+    screen: &mut Screen,
+) -> Result<Vec<Burst>, Failure> {
+    let table = screen.table(vec![
+        Column::right("clients", 7),
+        Column::right("tokens/s", 10),
+        Column::right("first token", 12),
+        Column::right("burst", 11),
+        Column::right("prompts alone", 13),
+        Column::right("answers alone", 13),
+        Column::right("both / burst", 12),
+        Column::right("failed", 6),
+    ]);
+    screen.line(&table.header(""))?;
+    let mut bursts = Vec::new();
+    for &clients in clients {
+        let mut all: Vec<Burst> = (0..BURSTS).map(|_| burst(target, model, clients, words, tokens)).collect();
+        all.sort_by(|a, b| a.share.total_cmp(&b.share));
+        let failed = all.iter().map(|burst| burst.failed).sum();
+        let burst = Burst { failed, ..all.swap_remove(BURSTS / 2) };
+        let style = if failed > 0 { Style::Bad } else { Style::Plain };
+        screen.line(&table.row(&[
+            (clients.to_string(), Style::Plain),
+            (format!("{:.1}", burst.tokens_per_second), Style::Plain),
+            milliseconds(burst.first_token.median),
+            milliseconds(burst.seconds),
+            milliseconds(burst.prompts_alone),
+            milliseconds(burst.answers_alone),
+            (format!("{:.2}", burst.share), Style::Plain),
+            (failed.to_string(), style),
+        ]))?;
+        bursts.push(burst);
+    }
+    Ok(bursts)
+}
+
+/// Asks new questions at once for answers of one token, the same ones again for whole answers, whose prompts the server then has, and as many new
+/// ones for whole answers.
+fn burst(target: &Target, model: &str, clients: usize, words: usize, tokens: usize) -> Burst {
+    let numbers = || target.asked.fetch_add(clients, Ordering::Relaxed);
+    let known = numbers();
+    let (prompts_alone, prompts) = target.ask_at_once(known, clients, model, words, 1);
+    let (answers_alone, answers) = target.ask_at_once(known, clients, model, words, tokens);
+    let (seconds, both) = target.ask_at_once(numbers(), clients, model, words, tokens);
+    Burst {
+        clients,
+        failed: 3 * clients - prompts.len() - answers.len() - both.len(),
+        prompt_tokens: both.iter().map(|answer| answer.prompt_tokens).sum::<usize>() / both.len().max(1),
+        seconds,
+        prompts_alone,
+        answers_alone,
+        share: (prompts_alone + answers_alone) / seconds,
+        tokens_per_second: both.iter().map(|answer| answer.tokens).sum::<usize>() as f64 / seconds,
+        first_token: Spread::new(both.iter().map(|answer| answer.first).collect()),
     }
 }
 

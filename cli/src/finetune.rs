@@ -36,7 +36,7 @@ use std::time::Instant;
 ///
 /// The data is a file with a conversation on each line, in the format of Qwen's own fine-tuning: {"image": PATH or list of them,
 /// "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"}, {"from": "gpt", "value": "a red circle"}]}. Paths are
-/// relative to the file. Only what `gpt` says is learned.
+/// relative to the file. Only what `gpt` says is learned. `tools`, and turns from `function_call` and `observation`, teach calls of tools.
 ///
 /// The folder gets adapter_config.json and adapter_model.safetensors, as PEFT has them, for `--adapter` of `generate`, `chat` and `serve`; or
 /// with --full a whole checkpoint, or with --quantize-aware a pair of GGUF files. losses.csv and losses.png show how it went. Ctrl-C stores the state after the step at hand, and the

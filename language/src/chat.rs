@@ -5,6 +5,7 @@ use super::message::json_bytes;
 pub use super::message::{Message, Part};
 use super::template::{self, Template, TemplateError};
 use super::tools;
+pub use super::tools::calls_text;
 use pascaline::{Error, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -30,10 +30,15 @@ pub(super) fn frames(
     if !told.contains("Video:") {
         return Err(wrong(name, format!("ffmpeg finds no video in it: {}", last_line(&told))));
     }
-    let (count, rate) = sampling.of(seconds(&told).unwrap_or(1.0));
+    let seconds = match seconds(&told) {
+        Some(seconds) => seconds,
+        None => measured(name, &file, &bounds)?,
+    };
+    let (count, rate) = sampling.of(seconds);
     let side = (bounds.bytes / 3 / count).isqrt().clamp(1, MAX_FRAME_SIDE);
+    // rounded up, so that a frame is the one that is shown at its time, and not half an interval later
     let scale = format!(
-        "fps={rate:.6},scale=w='min({side},iw)':h='min({side},ih)':force_original_aspect_ratio=decrease"
+        "fps={rate:.6}:round=up,scale=w='min({side},iw)':h='min({side},ih)':force_original_aspect_ratio=decrease"
     );
     let mut command = reading(&file, &bounds);
     command.args(["-v", "error", "-an", "-sn", "-vf", &scale, "-frames:v", &count.to_string()]);
@@ -123,10 +128,23 @@ fn absent(name: &str, error: &std::io::Error) -> Error {
     }
 }
 
-/// Reads `Duration: HH:MM:SS.FF`; `None` for formats that have none.
+/// The length of a video whose file does not state it, as those that were written to a pipe: its packets are read, and not decoded.
+fn measured(name: &str, file: &Path, bounds: &Bounds) -> Result<f64> {
+    let mut command = reading(file, bounds);
+    command.args(["-map", "0:v:0", "-c", "copy", "-f", "null", "-"]);
+    let (told, _, ()) = run(name, &mut command, bounds, |_| Ok(()))?;
+    let ends = told.rsplit_once("time=").and_then(|(_, rest)| clock(rest.split_whitespace().next()?));
+    ends.ok_or_else(|| wrong(name, format!("ffmpeg can't tell how long it is: {}", last_line(&told))))
+}
+
+/// Reads `Duration: HH:MM:SS.FF`; `None` for files that do not state it.
 fn seconds(text: &str) -> Option<f64> {
     let (_, rest) = text.split_once("Duration: ")?;
-    let (time, _) = rest.split_once(',')?;
+    clock(rest.split_once(',')?.0)
+}
+
+/// Reads `HH:MM:SS.FF`.
+fn clock(time: &str) -> Option<f64> {
     let mut seconds = 0.0;
     for part in time.trim().split(':') {
         seconds = seconds * 60.0 + part.parse::<f64>().ok()?;

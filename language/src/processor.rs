@@ -92,9 +92,9 @@ impl Processor {
     /// The prompt's text, with one placeholder per image and video.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`].
-    pub fn render(&self, messages: &[Message]) -> Result<String> {
-        self.template.render(messages, self.config.text.max_position_embeddings)
+    /// As [`ChatTemplate::render_with`].
+    pub fn render(&self, messages: &[Message], tools: &[Value]) -> Result<String> {
+        self.template.render_with(messages, tools, self.config.text.max_position_embeddings)
     }
 
     /// Prepares a conversation. `visuals` are the pictures of its [`Part::Image`]s and [`Part::Video`]s, in order. Control tokens that are spelled in texts are read as control tokens.
@@ -103,16 +103,17 @@ impl Processor {
     /// [`Error::Prompt`] if messages and visuals do not fit each other, [`Error::Image`], [`Error::Checkpoint`],
     /// [`Error::Unsupported`] for pictures if the model is of text alone.
     pub fn prepare(&self, messages: &[Message], visuals: &[Visual]) -> Result<Prompt> {
-        self.prepare_with(messages, visuals, ControlTokens::Recognized)
+        self.prepare_with(messages, &[], visuals, ControlTokens::Recognized)
     }
 
-    /// As [`prepare`](Self::prepare), with a choice for control tokens that are spelled in texts.
+    /// As [`prepare`](Self::prepare), with tools, in OpenAI's form, and a choice for control tokens that are spelled in texts.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
     pub fn prepare_with(
         &self,
         messages: &[Message],
+        tools: &[Value],
         visuals: &[Visual],
         spelled: ControlTokens,
     ) -> Result<Prompt> {
@@ -123,7 +124,7 @@ impl Processor {
         };
         let (media, patches): (Vec<_>, Vec<_>) =
             visuals.iter().map(prepare).collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        let ids = self.tokens(messages, &[], &media, spelled)?;
+        let ids = self.tokens(messages, tools, &media, spelled)?;
         let positions = self.positions(&ids, patches.iter().map(|patches: &Patches| patches.grid))?;
         Ok(Prompt { ids, positions, patches })
     }

@@ -50,6 +50,18 @@ pub(super) fn as_text(messages: &[Message], tools: &[Value]) -> Vec<Message> {
     found
 }
 
+/// An assistant's calls as it writes them, other parts left out: the form of Qwen's published templates.
+pub fn calls_text(parts: &[Part]) -> String {
+    let calls: Vec<String> = parts.iter().filter_map(call_text).collect();
+    calls.join("\n")
+}
+
+fn call_text(part: &Part) -> Option<String> {
+    let Part::ToolCall { name, arguments, .. } = part else { return None };
+    let (name, arguments) = (json_text(&Value::from(&**name)), json_text(arguments));
+    Some(format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"))
+}
+
 fn text(text: &str) -> Part {
     Part::Text { text: text.to_owned() }
 }
@@ -58,12 +70,7 @@ fn text(text: &str) -> Part {
 fn part_as_text(part: &Part) -> Option<Part> {
     match part {
         Part::Reasoning { .. } => None,
-        Part::ToolCall { name, arguments, .. } => {
-            let (name, arguments) = (json_text(&Value::from(&**name)), json_text(arguments));
-            Some(text(&format!(
-                "\n<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"
-            )))
-        }
+        Part::ToolCall { .. } => call_text(part).map(|call| text(&format!("\n{call}"))),
         other => Some(other.clone()),
     }
 }

@@ -115,7 +115,7 @@ fn positions_of_grids_beyond_all_sizes_are_refused() {
     }
     let spelled =
         Spellings::new(seeing(MODEL.config()).unwrap(), |id| MODEL.processor.tokenizer.spelling(id));
-    let text = MODEL.processor.render(&[qwen3_vl::chat::Message::user(1, "x")]).unwrap();
+    let text = MODEL.processor.render(&[qwen3_vl::chat::Message::user(1, "x")], &[]).unwrap();
     for tokens in [usize::MAX, 1 << 40, 1 << 25] {
         let found = expand(&text, &[Media::Image { tokens }], &spelled);
         assert!(matches!(found, Err(Error::Prompt { .. })), "{tokens} pads");

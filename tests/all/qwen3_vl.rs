@@ -38,7 +38,7 @@ fn prepared() -> Vec<(String, Run, Prompt)> {
             let messages = [user_turn(&visuals, &run.question)];
             if run.video.is_none() {
                 // that of a video is given with its timestamps, which come later
-                assert_eq!(processor.render(&messages).unwrap(), run.prompt, "{}", run.name);
+                assert_eq!(processor.render(&messages, &[]).unwrap(), run.prompt, "{}", run.name);
             }
             let prompt = processor.prepare(&messages, &visuals).unwrap();
             prepared.push((
@@ -150,7 +150,7 @@ fn control_tokens_in_texts_are_text() -> Result<()> {
     let messages = [Message::user(0, "a<|im_end|>b")];
     let tokenizer = &processor.tokenizer;
     let ends = |spelled: ControlTokens| -> Result<(usize, bool)> {
-        let ids = processor.prepare_with(&messages, &[], spelled)?.ids;
+        let ids = processor.prepare_with(&messages, &[], &[], spelled)?.ids;
         let is_end = |id: &&u32| tokenizer.control(**id).as_deref() == Some("<|im_end|>");
         Ok((ids.iter().filter(is_end).count(), tokenizer.decode(&ids).contains("a<|im_end|>b")))
     };

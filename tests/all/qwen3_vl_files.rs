@@ -430,7 +430,7 @@ fn the_default_template_is_taken() {
             json!([named("tool_use", "no"), named("default", "of {{ messages[0].role }}")]);
     });
     let processor = qwen3_vl::processor(&folder.0).unwrap();
-    assert_eq!(processor.render(&[Message::user(0, "hello")]).unwrap(), "of user");
+    assert_eq!(processor.render(&[Message::user(0, "hello")], &[]).unwrap(), "of user");
     // more pad tokens than any prompt has are refused before they are written
     let pad = "<|image_pad|>";
     let spelled =

@@ -7,14 +7,24 @@
 //!
 //! `image` is a path or a list of them, relative to the file's folder, and each `<image>` is the placeholder of the next. There may be several turns, and
 //! a first one from `system`. Only what `gpt` says is learned, with the token that ends it.
+//!
+//! Tools are in the form that LLaMA-Factory (hiyouga/LLaMA-Factory, `data/README.md`) gives them in this format: `tools` is a list of definitions or its
+//! JSON, a turn from `function_call` is the JSON of a call or of a list of them and is learned as what `gpt` says is, and one from `observation` is
+//! a call's result:
+//!
+//! ```text
+//! {"tools": [{"name": "crop", "parameters": {…}}], "conversations": [{"from": "human", "value": "Look."},
+//!   {"from": "function_call", "value": "{\"name\": \"crop\", \"arguments\": {\"side\": \"left\"}}"},
+//!   {"from": "observation", "value": "a cat"}, {"from": "gpt", "value": "A cat."}]}
+//! ```
 
 use crate::files::bad;
 use crate::model::Example;
 use pascaline::{Error, Result};
-use qwen3_vl::chat::{Message, Part};
+use qwen3_vl::chat::{Message, Part, calls_text};
 use qwen3_vl::files::read_at_most;
-use qwen3_vl::{Processor, Visual};
-use serde_json::Value;
+use qwen3_vl::{ControlTokens, Processor, Visual};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// The placeholder of an image.
@@ -37,6 +47,8 @@ pub struct Conversation {
     pub images: Vec<PathBuf>,
     /// The turns.
     pub messages: Vec<Message>,
+    /// The tools that may be called, in OpenAI's form.
+    pub tools: Vec<Value>,
     /// Which turns are learned.
     is_answer: Vec<bool>,
     /// The line that it comes from, for errors.
@@ -82,27 +94,34 @@ fn parse(file: &Path, line: usize, text: &str) -> Result<Conversation> {
     let turns = turns.ok_or_else(|| wrong("has no list `conversations`"))?;
     at_most(images.len(), MAX_IMAGES, "images")?;
     at_most(turns.len(), MAX_TURNS, "turns")?;
+    let tools = tools(value.get("tools")).ok_or_else(|| wrong("`tools` is no list of tools with names"))?;
     let (mut messages, mut is_answer, mut placeholders) = (Vec::new(), Vec::new(), 0);
     for turn in turns {
         let text = |name: &str| turn.get(name).and_then(Value::as_str);
         let (Some(from), Some(value)) = (text("from"), text("value")) else {
             return Err(wrong("a turn has no text `from` or `value`"));
         };
-        let role = match from {
-            "human" => "user",
-            "gpt" => "assistant",
-            "system" if messages.is_empty() => "system",
+        let before = messages.last().map(|last: &Message| &*last.role);
+        let (role, content) = match from {
+            "human" => ("user", parts(value)),
+            "gpt" => ("assistant", vec![Part::Text { text: value.to_owned() }]),
+            "function_call" => {
+                let calls = calls(value).ok_or_else(|| wrong(NO_CALL))?;
+                ("assistant", calls)
+            }
+            "observation" if messages.iter().any(calls_tools) => ("tool", parts(value)),
+            "observation" => return Err(wrong("a turn of observation follows no function_call")),
+            "system" if before.is_none() => ("system", parts(value)),
             _ => {
                 return Err(wrong(
-                    "a turn is from neither human nor gpt, and only the first may be from system",
+                    "a turn is from neither human, gpt, function_call nor observation, and only the first may be from system",
                 ));
             }
         };
         let answers = role == "assistant";
-        if answers && messages.last().is_none_or(|last: &Message| last.role != "user") {
-            return Err(wrong("a turn of gpt follows no human turn"));
+        if answers && !matches!(before, Some("user" | "tool")) {
+            return Err(wrong(&format!("a turn of {from} follows no human turn")));
         }
-        let content = if answers { vec![Part::Text { text: value.to_owned() }] } else { parts(value) };
         placeholders += content.iter().filter(|part| **part == Part::Image).count();
         messages.push(Message { role: role.to_owned(), content });
         is_answer.push(answers);
@@ -113,11 +132,52 @@ fn parse(file: &Path, line: usize, text: &str) -> Result<Conversation> {
     if !is_answer.contains(&true) {
         return Err(wrong("gpt says nothing, so nothing can be learned"));
     }
-    Ok(Conversation { images, messages, is_answer, file: file.to_owned(), line })
+    Ok(Conversation { images, messages, tools, is_answer, file: file.to_owned(), line })
 }
 
 fn wrong(file: &Path, line: usize, reason: &str) -> Error {
     bad(file, format!("line {line}: {reason}"))
+}
+
+const NO_CALL: &str =
+    "a turn of function_call is not the JSON of {\"name\": TEXT, \"arguments\": {…}} or of a list of these";
+
+/// Definitions of tools, in OpenAI's form: `{"type": "function", "function": {"name", …}}`.
+fn tools(value: Option<&Value>) -> Option<Vec<Value>> {
+    let written: Value;
+    let list = match value {
+        None | Some(Value::Null) => return Some(Vec::new()),
+        Some(Value::String(text)) if text.is_empty() => return Some(Vec::new()),
+        Some(Value::String(text)) => {
+            written = serde_json::from_str(text).ok()?;
+            written.as_array()?
+        }
+        Some(value) => value.as_array()?,
+    };
+    let tool = |tool: &Value| {
+        let function = tool.get("function").unwrap_or(tool);
+        function.get("name")?.as_str()?;
+        Some(json!({ "type": "function", "function": function }))
+    };
+    list.iter().map(tool).collect()
+}
+
+/// The calls of a turn.
+fn calls(text: &str) -> Option<Vec<Part>> {
+    let calls = match serde_json::from_str(text).ok()? {
+        Value::Array(calls) if !calls.is_empty() => calls,
+        call => vec![call],
+    };
+    let call = |(at, call): (usize, &Value)| {
+        let arguments = call.get("arguments").filter(|arguments| arguments.is_object())?.clone();
+        let name = call.get("name")?.as_str()?.to_owned();
+        Some(Part::ToolCall { id: format!("call_{at}"), name, arguments })
+    };
+    calls.iter().enumerate().map(call).collect()
+}
+
+fn calls_tools(message: &Message) -> bool {
+    message.content.iter().any(|part| matches!(part, Part::ToolCall { .. }))
 }
 
 /// Text with placeholders, as parts. The line break after a placeholder belongs to it.
@@ -158,7 +218,9 @@ impl Conversation {
         let images =
             self.messages[..last].iter().flat_map(|message| &message.content).filter(is_image).count();
         let visuals = self.visuals(images)?;
-        let prompt = processor.prepare(&self.messages[..last], &visuals).map_err(named)?;
+        let spelled = ControlTokens::Recognized;
+        let prompt = processor.prepare_with(&self.messages[..last], &self.tools, &visuals, spelled);
+        let prompt = prompt.map_err(named)?;
         drop(visuals);
         let mut tokens = Vec::new();
         for patches in &prompt.patches {
@@ -169,7 +231,7 @@ impl Conversation {
         let mut example = Example { ids: Vec::new(), is_answer: Vec::new(), visuals: prompt.patches };
         let (mut text, mut tokens) = (String::new(), tokens.into_iter());
         for (turn, _) in self.is_answer.iter().enumerate().filter(|(_, is_answer)| **is_answer) {
-            let rendered = processor.render(&self.messages[..turn]).map_err(named)?;
+            let rendered = processor.render(&self.messages[..turn], &self.tools).map_err(named)?;
             let Some(added) = rendered.strip_prefix(&text) else { return Err(wrong(CHANGED)) };
             for id in processor.tokenizer.encode(added).map_err(named)? {
                 let count = if processor.is_pad(id) { tokens.next().unwrap_or(1) } else { 1 };
@@ -179,8 +241,10 @@ impl Conversation {
                 return Err(wrong(CHANGED));
             }
             example.is_answer.resize(example.ids.len(), false);
-            let Some(Part::Text { text: answer }) = self.messages[turn].content.first() else { continue };
-            let answer = format!("{answer}{END}");
+            let answer = match &self.messages[turn].content[..] {
+                [Part::Text { text }] => format!("{text}{END}"),
+                calls => format!("{}{END}", calls_text(calls)),
+            };
             example.ids.extend(processor.tokenizer.encode(&answer).map_err(named)?);
             example.is_answer.resize(example.ids.len(), true);
             text = rendered + &answer;
@@ -235,6 +299,28 @@ mod tests {
         assert_eq!(two, [text("first "), Part::Image, text(" then "), Part::Image]);
     }
 
+    #[test]
+    fn tools_and_calls_are_read() {
+        let turns = r#""conversations": [{"from": "human", "value": "Look."},
+            {"from": "function_call", "value": "[{\"name\": \"a\", \"arguments\": {}}, {\"name\": \"b\", \"arguments\": {\"x\": 1}}]"},
+            {"from": "observation", "value": "1"}, {"from": "observation", "value": "2"}, {"from": "gpt", "value": "3"}]"#;
+        let found = parsed(&format!(
+            r#"{{"tools": [{{"name": "a"}}, {{"type": "function", "function": {{"name": "b"}}}}], {turns}}}"#
+        ));
+        let found = found.unwrap();
+        let definition = |name: &str| json!({"type": "function", "function": {"name": name}});
+        assert_eq!(found.tools, ["a", "b"].map(definition));
+        assert_eq!(found.is_answer, [false, true, false, false, true]);
+        let roles: Vec<_> = found.messages.iter().map(|message| &*message.role).collect();
+        assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant"]);
+        let calls = "<tool_call>\n{\"name\": \"a\", \"arguments\": {}}\n</tool_call>\n\
+                     <tool_call>\n{\"name\": \"b\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+        assert_eq!(calls_text(&found.messages[1].content), calls);
+        let as_text =
+            parsed(&format!(r#"{{"tools": "[{{\"name\": \"a\"}}, {{\"name\": \"b\"}}]", {turns}}}"#));
+        assert_eq!(as_text.unwrap().tools, found.tools);
+    }
+
     fn repeated_picture(times: usize) -> String {
         let (paths, pads) = (r#""a.png","#.repeat(times - 1), IMAGE.repeat(times));
         format!(
@@ -265,6 +351,20 @@ mod tests {
             (
                 r#"{"conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "x"}]}"#,
                 "1 times",
+            ),
+            (r#"{"tools": [{}], "conversations": []}"#, "tools"),
+            (r#"{"tools": "[", "conversations": []}"#, "tools"),
+            (
+                r#"{"conversations": [{"from": "human", "value": "x"}, {"from": "observation", "value": "x"}]}"#,
+                "no function_call",
+            ),
+            (
+                r#"{"conversations": [{"from": "human", "value": "x"}, {"from": "function_call", "value": "crop"}]}"#,
+                "not the JSON",
+            ),
+            (
+                r#"{"conversations": [{"from": "human", "value": "x"}, {"from": "function_call", "value": "[]"}]}"#,
+                "not the JSON",
             ),
             (r#"{"video": "a", "conversations": []}"#, "videos"),
             (r#"{"image": 3, "conversations": []}"#, "path"),

@@ -194,6 +194,18 @@ fn load_is_measured() {
         assert!(load["tokens_per_second"].as_f64() > Some(0.0));
     }
     assert!(found["long_prompt"]["prompt_tokens"].as_u64() > Some(100));
+    let burst = ["bench", "--serve", &server.url, "--burst", "--clients", "3", "--tokens", "4", "--json"];
+    let found: Value = serde_json::from_str(&stdout(&run(&burst))).expect("JSON");
+    let burst = &found["bursts"][0];
+    assert_eq!(
+        (&burst["clients"], &burst["failed"], found["loads"].as_array()),
+        (&json!(3), &json!(0), Some(&vec![]))
+    );
+    let tokens = burst["prompt_tokens"].as_u64().expect("a number");
+    assert!((350..450).contains(&tokens), "{tokens}");
+    let [both, prompts, answers, share] = ["seconds", "prompts_alone", "answers_alone", "share"]
+        .map(|name| burst[name].as_f64().expect("a number"));
+    assert!(((prompts + answers) / both - share).abs() < 1e-9 && prompts.min(answers) > 0.0, "{burst}");
     assert_eq!(run(&["bench", "--serve", "http://127.0.0.1:1"]).status.code(), Some(1));
     assert_eq!(run(&["bench", "--clients", "4"]).status.code(), Some(2));
 }

@@ -8,7 +8,8 @@
 //! A few prompt tokens run as extra rows of the decode pass, which is captured for powers of two of rows: they fill it up.
 //!
 //! A burst of requests is different. Each that still waits for its first token leaves a step with fewer answers than it could
-//! have, so if several wait, a step takes a share of their tokens, whatever the running answers would like.
+//! have, and small parts of prompts take longer than large ones for each token. So while several wait, a step takes as many of their
+//! tokens as it may, whatever the running answers would like.
 
 use crate::pass::MOST_BY_ROWS;
 use std::time::Duration;
@@ -30,18 +31,6 @@ const FIRST: f64 = 12.0;
 /// target.
 const REST: u32 = 50;
 
-/// Rows of a step while several requests wait: full tiles of the matrix products, and what fits beside answers into the last.
-const BURST_ROWS: [usize; 4] = [64, 128, 384, 640];
-/// The steps in which a burst's prompts are computed, at least, once there is an answer.
-const BURST_STEPS: usize = 8;
-
-/// Requests that have no token yet, and the tokens of their prompts that are not computed.
-#[derive(Clone, Copy)]
-pub(super) struct Waiting {
-    pub requests: usize,
-    pub tokens: usize,
-}
-
 /// The current numbers, and the measurements that they follow.
 pub(super) struct Budget {
     tokens: f64,
@@ -61,21 +50,14 @@ impl Budget {
         Self { tokens: FIRST.min(most), most, patches: 0, quiet: None, rest: 0 }
     }
 
-    /// Prompt tokens for the next step, while `answers` answers run.
-    pub fn tokens(&self, answers: usize, waiting: Waiting) -> usize {
-        let tokens =
-            if waiting.requests > 1 { self.of_burst(answers, waiting) } else { self.tokens as usize };
+    /// Prompt tokens for the next step, while `answers` answers run and so many requests have no token yet.
+    pub fn tokens(&self, answers: usize, waiting: usize) -> usize {
+        if waiting > 1 {
+            return self.most as usize;
+        }
+        let tokens = self.tokens as usize;
         let rows = (answers + tokens).next_power_of_two();
         if rows <= MOST_BY_ROWS { (rows - answers).min(self.most as usize) } else { tokens }
-    }
-
-    /// As many as fill the smallest of [`BURST_ROWS`] that computes all prompts in [`BURST_STEPS`] steps; no fewer than for one
-    /// request, no more than `most`.
-    fn of_burst(&self, answers: usize, waiting: Waiting) -> usize {
-        let wanted = answers.saturating_add(waiting.tokens / BURST_STEPS);
-        let rows =
-            BURST_ROWS.into_iter().find(|&rows| rows >= wanted).unwrap_or(BURST_ROWS[BURST_ROWS.len() - 1]);
-        (rows.saturating_sub(answers) as f64).clamp(self.tokens, self.most) as usize
     }
 
     /// Vision work for the next step, in patches times blocks. At least one block of a picture runs in any case.
@@ -122,8 +104,6 @@ impl Budget {
 mod tests {
     use super::*;
 
-    const ONE: Waiting = Waiting { requests: 1, tokens: 8192 };
-
     /// Simulates steps with one answer on a device that needs `step` seconds for a step and `token` for a prompt token.
     /// Returns the tokens of each step, and its length in steps without prompts.
     fn steps(step: f64, token: f64, most: usize) -> Vec<(usize, f64)> {
@@ -131,7 +111,7 @@ mod tests {
         let time = |tokens: usize| Duration::from_secs_f64(step + token * tokens as f64);
         (0..400)
             .map(|_| {
-                let tokens = budget.tokens(1, ONE);
+                let tokens = budget.tokens(1, 1);
                 budget.record_decode(time(0));
                 budget.record_shared(tokens, time(tokens));
                 (tokens, time(tokens).as_secs_f64() / step)
@@ -173,32 +153,28 @@ mod tests {
     #[test]
     fn a_short_prompt_says_nothing_about_longer_ones() {
         let mut budget = Budget::new(512);
-        let before = budget.tokens(1, ONE);
+        let before = budget.tokens(1, 1);
         budget.record_decode(Duration::from_millis(10));
         (0..20).for_each(|_| budget.record_shared(3, Duration::from_millis(11)));
-        assert_eq!(budget.tokens(1, ONE), before);
+        assert_eq!(budget.tokens(1, 1), before);
     }
 
     #[test]
     fn few_tokens_fill_a_power_of_two_of_rows() {
         let budget = Budget::new(512);
-        assert_eq!([1, 4, 15, 40, 60].map(|answers| budget.tokens(answers, ONE)), [15, 12, 17, 24, 12]);
+        assert_eq!([1, 4, 15, 40, 60].map(|answers| budget.tokens(answers, 1)), [15, 12, 17, 24, 12]);
     }
 
     /// Simulates clients who come at once, each with a prompt of 400 tokens and an answer of 64, on a device with these seconds for
-    /// a step of `rows` rows. Returns the time beside that of all prompts alone and then all answers alone.
-    fn burst(clients: usize, time: impl Fn(usize) -> f64) -> f64 {
+    /// a step of so many answers and prompt tokens. Returns the time beside that of all prompts alone and then all answers alone.
+    fn burst(clients: usize, time: impl Fn(usize, usize) -> f64) -> f64 {
         let mut budget = Budget::new(512);
         // tokens of the prompt that are left, and of the answer
         let mut requests: Vec<(usize, usize)> = vec![(400, 64); clients];
         let mut total = 0.0;
         while !requests.is_empty() {
             let answers = requests.iter().filter(|request| request.0 == 0).count();
-            let waiting = Waiting {
-                requests: requests.len() - answers,
-                tokens: requests.iter().map(|request| request.0).sum(),
-            };
-            let mut room = if answers == 0 { 1024 } else { budget.tokens(answers, waiting) };
+            let mut room = if answers == 0 { 1024 } else { budget.tokens(answers, requests.len() - answers) };
             let mut tokens = 0;
             for (left, answer) in &mut requests {
                 if *left == 0 {
@@ -209,7 +185,7 @@ mod tests {
                 (*left, room, tokens) = (*left - taken, room - taken, tokens + taken);
                 *answer -= usize::from(*left == 0 && taken > 0);
             }
-            let seconds = time(answers + tokens);
+            let seconds = time(answers, tokens);
             total += seconds;
             match (answers, tokens) {
                 (0, _) => {}
@@ -218,28 +194,30 @@ mod tests {
             }
             requests.retain(|request| request.1 > 0);
         }
-        let alone = (400 * clients).div_ceil(1024) as f64 * time(1024) + 63.0 * time(clients);
+        let alone = (400 * clients).div_ceil(1024) as f64 * time(0, 1024) + 63.0 * time(clients, 0);
         alone / total
     }
 
     #[test]
     fn a_burst_is_answered_at_most_of_the_rate_of_prompts_and_answers_alone() {
-        // a step that reads the weights, and rows that take over when they compute for longer: on paper for a Tesla P40, and a
-        // GPU whose weights are read fast beside what it computes
-        for (weights, row) in [(9.0e-3, 1.6e-4), (2.0e-3, 5.0e-5)] {
-            let time = |rows: usize| f64::max(weights, row * rows.next_multiple_of(16) as f64);
+        // a step that reads the weights, and rows that take over when they compute for longer, in tiles of 64 unless they are few. On paper for
+        // a Tesla P40, and a GPU whose weights are read fast beside what it computes and which waits for the launches of steps with prompts
+        for (weights, prompts, row) in [(9.0e-3, 9.0e-3, 1.6e-4), (2.0e-3, 9.0e-3, 5.0e-5)] {
+            let time = |answers: usize, tokens: usize| {
+                let rows = answers + tokens;
+                let rows = rows.next_multiple_of(if rows > MOST_BY_ROWS { 64 } else { 16 });
+                f64::max(if rows > MOST_BY_ROWS { prompts } else { weights }, row * rows as f64)
+            };
             for clients in [4, 16, 64] {
                 let share = burst(clients, time);
-                assert!(share > 0.85, "{clients} clients, {weights} s a step, {row} s a row: {share}");
+                assert!(share > 0.9, "{clients} clients, {weights} s a step, {row} s a row: {share}");
             }
         }
     }
 
     #[test]
-    fn a_burst_fills_tiles() {
+    fn a_burst_takes_the_most() {
         let budget = Budget::new(512);
-        let tokens = |answers, tokens| budget.tokens(answers, Waiting { requests: 2, tokens });
-        assert_eq!([tokens(1, 400), tokens(4, 800), tokens(4, 2000), tokens(100, 9000)], [63, 124, 380, 512]);
-        assert_eq!(tokens(700, 9000), FIRST as usize, "no fewer than for one request");
+        assert_eq!([1, 4, 100].map(|answers| budget.tokens(answers, 2)), [512; 3]);
     }
 }

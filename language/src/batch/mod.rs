@@ -31,7 +31,7 @@ use crate::pass::{BatchLogits, Last, Part, Passes, Row, Work, pages_of};
 use crate::processor::Prompt;
 use crate::request::{Accepted, Options, Output, StopReason};
 use crate::sampling::{Logprobs, Sampler, checked};
-use budget::{Budget, Waiting};
+use budget::Budget;
 use images::Images;
 use pages::Pages;
 use pascaline::governor::Pacer;
@@ -412,13 +412,9 @@ impl<'m> Batch<'m> {
         (parts, vision.passed)
     }
 
-    /// The requests that have no token yet.
-    fn without_answer(&self) -> Waiting {
-        let sequences = self.running.iter().filter(|sequence| !sequence.decodes()).chain(&self.waiting);
-        sequences.fold(Waiting { requests: 0, tokens: 0 }, |waiting, sequence| Waiting {
-            requests: waiting.requests + 1,
-            tokens: waiting.tokens + sequence.left(),
-        })
+    /// How many requests have no token yet.
+    fn without_answer(&self) -> usize {
+        self.running.iter().filter(|sequence| !sequence.decodes()).count() + self.waiting.len()
     }
 
     /// Admits the first waiting request, if there are pages for it.

@@ -448,7 +448,7 @@ fn control_tokens_that_a_user_spells_are_text() {
     let ids: Vec<u32> = tokens(&SERVER, &question(forged)).into_iter().map(|id| id as u32).collect();
     let message = Message { role: "user".into(), content: vec![Part::Text { text: forged.into() }] };
     assert!(model.processor.tokenizer.decode(&ids).contains(forged));
-    assert_eq!(model.processor.prepare_with(&[message], &[], ControlTokens::AsText).unwrap().ids, ids);
+    assert_eq!(model.processor.prepare_with(&[message], &[], &[], ControlTokens::AsText).unwrap().ids, ids);
     // a picture's placeholder in a text is no picture
     assert_eq!(SERVER.post(CHAT, &question("<|vision_start|><|image_pad|><|vision_end|>")).0, 200);
 
@@ -466,7 +466,7 @@ fn text_without_control_tokens_has_the_usual_tokens() {
         let message = [Message::text("user", text)];
         let usual = model.processor.prepare(&message, &[]).unwrap().ids;
         assert_eq!(
-            model.processor.prepare_with(&message, &[], ControlTokens::AsText).unwrap().ids,
+            model.processor.prepare_with(&message, &[], &[], ControlTokens::AsText).unwrap().ids,
             usual,
             "{text}"
         );

@@ -433,6 +433,35 @@ fn turns_have_the_tokens_of_their_prompts() {
     assert_eq!((example.ids, example.is_answer, example.visuals.len()), (ids, is_answer, 2));
 }
 
+/// Calls are learned in the words of the prompt that later has them, and tools and results are not.
+#[test]
+fn calls_of_tools_are_learned() {
+    let dir = tempfile::tempdir().unwrap();
+    let processor = qwen3_vl::processor(tiny()).unwrap();
+    let file = dir.path().join("tools.jsonl");
+    let call = r#"[{\"name\": \"crop\", \"arguments\": {\"side\": \"left\"}}]"#;
+    let line = format!(
+        r#"{{"tools": [{{"name": "crop"}}], "conversations": [{{"from": "human", "value": "Look."}},
+        {{"from": "function_call", "value": "{call}"}}, {{"from": "observation", "value": "a cat"}},
+        {{"from": "gpt", "value": "A cat."}}]}}"#
+    );
+    std::fs::write(&file, line.replace('\n', "")).unwrap();
+    let found = data::read(&file).unwrap().remove(0);
+    let example = found.example(&processor).unwrap();
+    let told = |is_answer: bool| {
+        let ids = example.ids.iter().zip(&example.is_answer).filter(|(_, is)| **is == is_answer);
+        processor.tokenizer.decode(&ids.map(|(id, _)| *id).collect::<Vec<_>>())
+    };
+    let call = "<tool_call>\n{\"name\": \"crop\", \"arguments\": {\"side\": \"left\"}}\n</tool_call>";
+    let learned = told(true).replace("<|im_end|>", "");
+    assert_eq!(learned, format!("{call}\nA cat.\n"));
+    let given = told(false);
+    assert!(given.contains("\"name\": \"crop\"") && given.contains("a cat"), "{given}");
+    assert!(!given.contains("\"left\""), "{given}");
+    let last = processor.render(&found.messages[..3], &found.tools).unwrap();
+    assert!(example.ids.starts_with(&processor.tokenizer.encode(&last).unwrap()));
+}
+
 #[test]
 fn a_line_longer_than_the_context_is_named() {
     let dir = tempfile::tempdir().unwrap();
