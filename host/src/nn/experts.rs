@@ -1,7 +1,10 @@
 //! Mixture of experts in place of an MLP.
 
-use super::hosted::Hosted;
-use super::{ExpertStream, Map, Matrix, RmsNorm, misfit};
+use super::checks::misfit;
+use super::hosted::{ExpertStream, Hosted};
+use super::map::Map;
+use super::matrix::Matrix;
+use super::norm::RmsNorm;
 use crate::ops::{self, ExpertRows, Routes};
 use crate::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
