@@ -8,7 +8,8 @@
 //! copy stream       1 → B   │ 2 → A   │ 3 → B   │ …     layer n is copied once layer n − 2 has been used
 //! ```
 
-use super::{DeviceBuffer, PinnedBuffer, SharedHost};
+use super::buffer::DeviceBuffer;
+use super::pinned::{PinnedBuffer, SharedHost};
 use crate::cuda::{CudaDevice, Event};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
