@@ -19,7 +19,7 @@ impl CudaDevice {
     /// Loads modules before their first launch, on several threads: with an empty cache the driver compiles each module,
     /// which takes up to a second.
     ///
-    /// `modules` are names of [`ptx_modules`]; names that this program does not have are errors.
+    /// `modules` are names of [`ptx_modules`](super::ptx_modules); names that this program does not have are errors.
     ///
     /// # Errors
     /// The first error of a module: [`Error::ModuleLoad`](crate::Error::ModuleLoad) or a driver error. The other modules are loaded nevertheless.

@@ -1,7 +1,7 @@
 //! Modules over [`ops`](crate::ops): weights together with their computation, for building models.
 //!
 //! All take and return f32 activations [rows, features]; matrices may be stored in f16 or quantised. A module's constructor
-//! checks that its tensors match each other, so that `forward` can only fail because of its input ([`Error::Shape`])
+//! checks that its tensors match each other, so that `forward` can only fail because of its input ([`Error::Shape`](crate::Error::Shape))
 //! or the device. Cloning a
 //! module shares its weights.
 
