@@ -68,6 +68,7 @@ mod backend;
 mod code_texts;
 mod codes;
 pub mod faults;
+mod forward;
 pub mod planning;
 mod table;
 #[cfg(test)]
@@ -77,4 +78,4 @@ pub use backend::{
     AlreadySelected, Attempt, Backend, HAS_VIRTUAL_GPU, LibraryStatus, backend, library, real_devices, select,
 };
 pub use codes::{Failure, code_name, code_text, last_failure, last_raw_code};
-pub use table::device_attribute;
+pub use forward::device_attribute;

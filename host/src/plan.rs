@@ -52,7 +52,9 @@ pub fn plan<R>(
     work: impl FnOnce(&[CudaDevice]) -> Result<R>,
 ) -> Result<(R, Vec<Books>)> {
     let run = || {
-        let (planning, devices) = Planning::begin(gpus)?;
+        let planning = Planning::begin(gpus.len());
+        let devices = gpus.iter().zip(planning.ordinals()).map(|(gpu, at)| CudaDevice::planned(gpu, at));
+        let devices = devices.collect::<Result<Vec<_>>>()?;
         let _pools = Pools;
         for (device, gpu) in devices.iter().zip(gpus) {
             memory::set_limit(device, gpu.memory)?;

@@ -2,14 +2,18 @@
 
 mod construct;
 mod foreign;
+mod layout;
 mod send;
+mod storage;
+
+pub(crate) use layout::Layout;
 
 use crate::cuda::{DevicePtr, DevicePtrMut};
 use crate::memory::{DeviceBuffer, Download};
 use crate::{DType, Device, Element, Error, Result, Shape};
-use foreign::ForeignBytes;
 use std::fmt;
 use std::sync::Arc;
+use storage::Storage;
 
 /// The most elements of a tensor in an op: kernels index with 32 bits.
 pub const MAX_ELEMENTS: usize = i32::MAX as usize;
@@ -32,181 +36,6 @@ pub const MAX_ELEMENTS: usize = i32::MAX as usize;
 pub struct Tensor {
     storage: Arc<Storage>,
     layout: Layout,
-}
-
-/// The shape of a view, and where its elements are in the storage.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Layout {
-    pub dtype: DType,
-    pub shape: Shape,
-    /// In elements.
-    pub strides: Vec<usize>,
-    /// In elements.
-    pub offset: usize,
-}
-
-pub(crate) enum Storage {
-    Cpu(CpuBuffer),
-    Cuda(DeviceBuffer),
-}
-
-/// Elements in host memory.
-pub(crate) enum CpuBuffer {
-    F32(Vec<f32>),
-    F16(Vec<half::f16>),
-    U32(Vec<u32>),
-    Foreign(ForeignBytes),
-}
-
-impl CpuBuffer {
-    fn zeros(dtype: DType, elements: usize) -> Result<Self> {
-        // Allocation failure is an error; `vec![0; elements]` would abort the process.
-        fn zeros<T: Element>(elements: usize) -> Result<Vec<T>> {
-            let zeros = bytemuck::try_zeroed_slice_box(elements).map(Vec::from);
-            zeros.map_err(|()| {
-                let (free, total) = crate::memory::of_the_host();
-                let requested = elements.saturating_mul(size_of::<T>());
-                Error::OutOfMemory { device: "the CPU".into(), requested, free, total }
-            })
-        }
-        Ok(match dtype {
-            DType::F32 => Self::F32(zeros(elements)?),
-            DType::F16 => Self::F16(zeros(elements)?),
-            DType::U32 => Self::U32(zeros(elements)?),
-        })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::F32(values) => bytemuck::cast_slice(values),
-            Self::F16(values) => bytemuck::cast_slice(values),
-            Self::U32(values) => bytemuck::cast_slice(values),
-            Self::Foreign(memory) => memory.bytes(),
-        }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::F32(values) => bytemuck::cast_slice_mut(values),
-            Self::F16(values) => bytemuck::cast_slice_mut(values),
-            Self::U32(values) => bytemuck::cast_slice_mut(values),
-            Self::Foreign(memory) => memory.bytes_mut(),
-        }
-    }
-}
-
-impl Storage {
-    #[track_caller]
-    fn uninitialized(device: &Device, dtype: DType, elements: usize) -> Result<Self> {
-        match device {
-            Device::Cpu => CpuBuffer::zeros(dtype, elements).map(Self::Cpu),
-            Device::Cuda(device) => {
-                DeviceBuffer::uninitialized(device, elements * dtype.size()).map(Self::Cuda)
-            }
-        }
-    }
-
-    fn device(&self) -> Device {
-        match self {
-            Self::Cpu(_) => Device::Cpu,
-            Self::Cuda(buffer) => Device::Cuda(buffer.device().clone()),
-        }
-    }
-}
-
-impl Layout {
-    fn contiguous(dtype: DType, shape: Shape) -> Result<Self> {
-        let bytes = shape.checked_elements().and_then(|elements| elements.checked_mul(dtype.size()));
-        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
-            let elements = shape.dims().iter().fold(1u128, |product, &d| product.saturating_mul(d as u128));
-            let limit = (isize::MAX as usize / dtype.size()) as u128;
-            return Err(Error::TooLarge { op: "tensor", argument: "shape", elements, limit });
-        }
-        Ok(Self { dtype, strides: shape.contiguous_strides(), shape, offset: 0 })
-    }
-
-    pub(crate) fn is_contiguous(&self) -> bool {
-        let mut expected = 1;
-        for (&size, &stride) in self.shape.dims().iter().zip(&self.strides).rev() {
-            if size != 1 && stride != expected {
-                return self.shape.elements() == 0;
-            }
-            expected *= size.max(1);
-        }
-        true
-    }
-
-    /// One past the largest element index that the view reaches, relative to its offset.
-    pub(crate) fn span(&self) -> usize {
-        if self.shape.elements() == 0 {
-            return 0;
-        }
-        1 + self
-            .shape
-            .dims()
-            .iter()
-            .zip(&self.strides)
-            .map(|(&size, &stride)| (size - 1) * stride)
-            .sum::<usize>()
-    }
-
-    pub(crate) fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
-        let size = self.shape.dims().get(dim).copied();
-        if size.is_none_or(|size| start.checked_add(len).is_none_or(|end| end > size)) {
-            return Err(Error::Shape {
-                op: "narrow",
-                argument: "tensor",
-                expected: format!("dimension {dim} to have {start} + {len} entries"),
-                found: self.shape.clone(),
-            });
-        }
-        let mut dims = self.shape.dims().to_vec();
-        dims[dim] = len;
-        let shape = Shape::from(dims);
-        // a view without elements begins with the storage, so that its offset is inside
-        let offset = if shape.elements() == 0 { 0 } else { self.offset + start * self.strides[dim] };
-        Ok(Self { dtype: self.dtype, shape, strides: self.strides.clone(), offset })
-    }
-
-    /// With a dimension of size 1 inserted before `dim`.
-    fn unsqueeze(&self, dim: usize) -> Self {
-        let (mut dims, mut strides) = (self.shape.dims().to_vec(), self.strides.clone());
-        dims.insert(dim, 1);
-        strides.insert(dim, 1);
-        Self { dtype: self.dtype, shape: dims.into(), strides, offset: self.offset }
-    }
-
-    fn swap_dims(&self, a: usize, b: usize) -> Result<Self> {
-        let rank = self.shape.rank();
-        if a >= rank || b >= rank {
-            let expected = format!("dimensions {a} and {b}");
-            return Err(Error::Shape {
-                op: "swap_dims",
-                argument: "tensor",
-                expected,
-                found: self.shape.clone(),
-            });
-        }
-        let (mut dims, mut strides) = (self.shape.dims().to_vec(), self.strides.clone());
-        dims.swap(a, b);
-        strides.swap(a, b);
-        Ok(Self { dtype: self.dtype, shape: dims.into(), strides, offset: self.offset })
-    }
-
-    fn reshape(&self, shape: Shape) -> Result<Self> {
-        if !self.is_contiguous() {
-            return Err(Error::Layout { op: "reshape", argument: "tensor", needed: "contiguous" });
-        }
-        if shape.checked_elements() != Some(self.shape.elements()) {
-            return Err(Error::Shape {
-                op: "reshape",
-                argument: "tensor",
-                expected: format!("as many elements as {shape}"),
-                found: self.shape.clone(),
-            });
-        }
-        Ok(Self { dtype: self.dtype, strides: shape.contiguous_strides(), shape, offset: self.offset })
-    }
 }
 
 impl Tensor {

@@ -5,7 +5,6 @@
 //! there. Nothing waits for memory, so nothing can wait in a circle. The last eighth is for light requests: whatever the
 //! heavy ones hold, a short question has room.
 
-use super::error::ApiError;
 use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -137,23 +136,6 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.shrink_to(0);
-    }
-}
-
-impl From<Full> for ApiError {
-    fn from(full: Full) -> Self {
-        let size = pascaline::format_bytes;
-        match full {
-            Full::Never { needed, most } => Self::too_much_memory(format!(
-                "the request takes {} of this server's memory for requests, and may take {}; send less, or smaller pictures",
-                size(needed),
-                size(most)
-            )),
-            Full::Now { needed } => Self::no_memory_now(format!(
-                "the request takes {} of this server's memory for requests, and others have it; try again later",
-                size(needed)
-            )),
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Places for connections. If all are taken, a new connection gets the place of one whose client has left, or else of the one
 //! that has waited for its client for the longest time. Connections for which the server works keep theirs.
 
-use super::connection;
+use super::left::is_left;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::Response;
 use hyper::body::{Frame, SizeHint};
@@ -93,7 +93,7 @@ impl Client {
     }
 
     fn has_left(&self) -> bool {
-        connection::is_left(&mut Context::from_waker(Waker::noop()), &self.stream)
+        is_left(&mut Context::from_waker(Waker::noop()), &self.stream)
     }
 }
 

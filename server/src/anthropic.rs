@@ -1,7 +1,6 @@
 //! Anthropic's `/v1/messages`: its requests as conversations of OpenAI's form, and answers in its own.
 
 use super::answer::{Answer, Part};
-use super::app::{Asked, Server, parsed, translated};
 use super::calls::{Call, Delta};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, take};
@@ -10,6 +9,7 @@ use super::model::Config;
 use super::prepare;
 use super::reply::new_id;
 use super::request::{Chat, Tokenize};
+use super::server::{Asked, Server, parsed, translated};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;

@@ -1,19 +1,13 @@
 //! Routes, and who may use them.
 
-use super::account::{Account, Charge};
-use super::admission::Client;
 use super::error::{ApiError, json_response};
-use super::form::Form;
-use super::lanes::{self, Lanes};
-use super::log::{self, Record};
+use super::log;
 use super::model::{App, Config};
-use super::models::{Models, Served, Several};
-use super::prepare;
 use super::reply::{Kind, Shape};
-use super::request::{Chat, Completion, Detokenize, Parsed, Tokenize};
-use super::visitors::{self, Visitors};
+use super::request::{Chat, Completion, Detokenize, Tokenize};
+use super::server::{Server, answer, parsed};
 use super::worker::Health;
-use super::{anthropic, embed, json, ollama, page, responses, state, stream};
+use super::{anthropic, embed, ollama, page, prepare, responses, state, stream};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -21,63 +15,12 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::timeout_at;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 type Result<T> = std::result::Result<T, ApiError>;
-
-/// The most bytes beyond the limit that are read and discarded.
-const DISCARDED: usize = 64 << 20;
-
-/// The state that all handlers share.
-pub(crate) struct Server {
-    /// Of several models its name and defaults are none's.
-    pub config: Config,
-    pub models: Models,
-    /// The memory of requests.
-    pub account: Arc<Account>,
-    /// Where work runs that keeps a thread busy.
-    pub lanes: Arc<Lanes>,
-    pub visitors: Visitors,
-    /// When the server was started, in Unix time.
-    pub created: u64,
-}
-
-impl Server {
-    pub fn new(served: Served, config: Config, address: IpAddr) -> Arc<Self> {
-        let Config { api_key, allowed_hosts, cors_origins, .. } = &config;
-        let visitors = Visitors::new(address, api_key.is_some(), allowed_hosts, cors_origins);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (account, lanes) = (Account::new(config.limits.memory), Arc::new(Lanes::new()));
-        let models = match served {
-            Served::One(worker) => Models::One(Arc::new(App::new(
-                worker,
-                config.clone(),
-                Arc::clone(&account),
-                Arc::clone(&lanes),
-            ))),
-            Served::Several { sources, keep, queue } => {
-                let (config, account, lanes) = (config.clone(), Arc::clone(&account), Arc::clone(&lanes));
-                Models::Several(Arc::new(Several::new((sources, keep, queue), config, account, lanes)))
-            }
-        };
-        Arc::new(Self { config, models, account, lanes, visitors, created: now.as_secs() })
-    }
-
-    /// When the answer to a request that starts now must be complete.
-    pub fn deadline(&self) -> Instant {
-        Instant::now() + self.config.limits.time
-    }
-
-    pub fn too_slow(&self) -> ApiError {
-        ApiError::too_slow(self.config.limits.time.as_secs())
-    }
-}
 
 /// All routes.
 pub(crate) fn router(server: Arc<Server>) -> Router {
@@ -110,7 +53,7 @@ pub(crate) fn router(server: Arc<Server>) -> Router {
         Some(cors) => all.layer(cors),
         None => all,
     };
-    all.layer(middleware::from_fn_with_state(Arc::clone(&server), visitors::check))
+    all.layer(middleware::from_fn_with_state(Arc::clone(&server), known))
         .layer(middleware::from_fn(log::request))
         .with_state(server)
 }
@@ -121,7 +64,7 @@ pub(crate) fn overflow(server: Arc<Server>) -> Router {
     Router::new()
         .route("/health", get(health))
         .fallback(move || async move { ApiError::too_many_connections(most) })
-        .layer(middleware::from_fn_with_state(Arc::clone(&server), visitors::check))
+        .layer(middleware::from_fn_with_state(Arc::clone(&server), known))
         .layer(middleware::from_fn(log::request))
         .with_state(server)
 }
@@ -145,6 +88,12 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
             .allow_headers(headers)
             .expose_headers([log::ID]),
     )
+}
+
+/// Refuses strangers before anything else is looked at.
+async fn known(State(server): State<Arc<Server>>, request: Request, next: Next) -> Result<Response> {
+    server.visitors.check(request.uri().authority(), request.headers())?;
+    Ok(next.run(request).await)
 }
 
 /// Refuses requests without the key.
@@ -179,130 +128,6 @@ async fn count(State(server): State<Arc<Server>>, request: Request, next: Next) 
     response
 }
 
-/// The longest that nothing of a body may come.
-const STALL: Duration = Duration::from_secs(20);
-
-/// A body within the limits, and its charge.
-async fn body(server: &Server, request: Request, deadline: Instant) -> Result<(Vec<u8>, Charge)> {
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
-    if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
-        return Err(ApiError::wrong_type());
-    }
-    let client = request.extensions().get::<Arc<Client>>().cloned();
-    let limit = server.config.limits.body;
-    let length = request.headers().get(header::CONTENT_LENGTH);
-    let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok()).unwrap_or(0);
-    let mut charge = server.account.open();
-    let refused = match length > limit {
-        true => Some(ApiError::too_large(limit)),
-        false => charge.grow(length).err().map(ApiError::from),
-    };
-    charge.shrink_to(0); // what has not come takes no memory: a slow client keeps none from others
-    let room = if refused.is_none() { length } else { 0 };
-    let bytes = Vec::with_capacity(room); // not resident before it is written
-    let stall = STALL.min(server.config.limits.time);
-    let read = read(request.into_body(), bytes, limit, &mut charge, refused, stall);
-    let bytes = timeout_at(deadline, read).await.map_err(|_| server.too_slow())??;
-    if let Some(client) = client {
-        client.asks();
-    }
-    Ok((bytes, charge))
-}
-
-/// Reads a body to `bytes`, or refuses it with the error that is given or found. Part of a refused one is read all the same: a client
-/// that is still sending when the connection closes would not see the answer.
-async fn read(
-    mut body: Body,
-    mut bytes: Vec<u8>,
-    limit: usize,
-    charge: &mut Charge,
-    mut refused: Option<ApiError>,
-    stall: Duration,
-) -> Result<Vec<u8>> {
-    let mut discarded = 0;
-    loop {
-        let frame = timeout(stall, body.frame()).await.map_err(|_| ApiError::stalled(stall.as_secs()))?;
-        let Some(frame) = frame else { break };
-        let frame = frame.map_err(|_| ApiError::malformed("the body ended too early"))?;
-        let Ok(data) = frame.into_data() else { continue };
-        if refused.is_none() {
-            if bytes.len() + data.len() > limit {
-                refused = Some(ApiError::too_large(limit));
-            } else if let Err(full) = charge.grow(data.len()) {
-                refused = Some(full.into());
-            } else {
-                bytes.extend_from_slice(&data);
-                continue;
-            }
-            bytes = Vec::new();
-            charge.shrink_to(0);
-        }
-        discarded += data.len();
-        if discarded > DISCARDED {
-            break;
-        }
-    }
-    refused.map_or(Ok(bytes), Err)
-}
-
-/// Parses a body with `read`, for the model that it names, which is loaded if it is not. The charge is then that of the result.
-pub(crate) async fn parsed<T: Parsed>(
-    server: &Arc<Server>,
-    request: Request,
-    deadline: Instant,
-    read: impl FnOnce(Value, &Config) -> Result<T> + Send + 'static,
-) -> Result<(Arc<App>, T, Charge)> {
-    let record = Record::current();
-    let one = server.models.one().cloned();
-    record.concerns(one.as_ref().map_or("", |app| &app.config.name));
-    let too_slow = |_| server.too_slow();
-    let (body, mut charge) = body(server, request, deadline).await?;
-    charge.grow(2 * body.len())?; // the texts and files that are made of its values, and the parser's own memory
-    let parse = move |charge: &mut Charge| {
-        let value = json::parse(&body, charge)?;
-        drop(body);
-        Ok(value)
-    };
-    let (app, parsed, mut charge) = match one {
-        Some(app) => {
-            let same = Arc::clone(&app);
-            let work = lanes::run(&server.lanes, charge, move |_, charge| read(parse(charge)?, &same.config));
-            let (parsed, charge) = timeout_at(deadline, work).await.map_err(too_slow)??;
-            (app, parsed, charge)
-        }
-        None => {
-            let work = lanes::run(&server.lanes, charge, move |_, charge| parse(charge));
-            let (value, charge): (Value, _) = timeout_at(deadline, work).await.map_err(too_slow)??;
-            let name = value.get("model").and_then(Value::as_str).map(str::to_owned);
-            let loaded = server.models.acquire(name.as_deref());
-            let app = timeout_at(deadline, loaded).await.map_err(too_slow)??;
-            record.concerns(&app.config.name);
-            let same = Arc::clone(&app);
-            let work = lanes::run(&server.lanes, charge, move |_, _| read(value, &same.config));
-            let (parsed, charge) = timeout_at(deadline, work).await.map_err(too_slow)??;
-            (app, parsed, charge)
-        }
-    };
-    charge.shrink_to(parsed.bytes());
-    Ok((app, parsed, charge))
-}
-
-/// Prepares and queues a conversation, and answers it in the interface's form.
-async fn answer(
-    app: Arc<App>,
-    chat: Chat,
-    charge: Charge,
-    form: impl Form,
-    deadline: Instant,
-) -> Result<Response> {
-    let wish = chat.wish.clone();
-    let work = prepare::chat(&app, chat, charge);
-    let prepared = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
-    let answers = prepare::submit(&app, prepared, &wish)?;
-    stream::reply(app, answers, form, wish.stream, deadline).await
-}
-
 async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
     let deadline = server.deadline();
     let read = |body: Value, config: &Config| Chat::read(&body, config);
@@ -320,33 +145,6 @@ async fn completion(State(server): State<Arc<Server>>, request: Request) -> Resu
     let shape = Shape::new(Kind::Text, &wish);
     let answers = prepare::submit(&app, prepared, &wish)?;
     stream::reply(app, answers, shape, wish.stream, deadline).await
-}
-
-/// Another interface's request as one conversation, with the form of its answers.
-pub(crate) struct Asked<F> {
-    pub chat: Chat,
-    pub form: F,
-}
-
-impl<F: Form> Parsed for Asked<F> {
-    fn bytes(&self) -> usize {
-        self.chat.bytes()
-    }
-}
-
-/// Answers a request of another interface, whose body `read` translates and whose errors `refuse` writes.
-pub(crate) async fn translated<F: Form>(
-    server: Arc<Server>,
-    request: Request,
-    read: impl FnOnce(Value, &Config) -> Result<Asked<F>> + Send + 'static,
-    refuse: fn(&ApiError) -> Value,
-) -> Response {
-    let deadline = server.deadline();
-    let result = async {
-        let (app, Asked { chat, form }, charge) = parsed(&server, request, deadline, read).await?;
-        answer(app, chat, charge, form, deadline).await
-    };
-    result.await.unwrap_or_else(|error: ApiError| error.response(&refuse(&error)))
 }
 
 async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {

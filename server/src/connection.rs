@@ -1,24 +1,20 @@
-//! One connection: how long it may stand still, and whether its client is there.
+//! One connection: how long it may stand still.
 //!
 //! hyper bounds the time for a request's head, which is also that of an idle connection, and [`app`](super::app) the time
-//! for a body. Here is the rest: a client that reads too little of its answer is cut off, and one that has left is noticed
-//! also while unread bytes of it are there, behind which hyper does not look.
+//! for a body. Here is the rest: a client that reads too little of its answer is cut off.
 
 use super::admission::Client;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use std::io::{self, IoSlice};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 /// The longest that a client may take none of the bytes that are there for it.
 const STALL: Duration = Duration::from_secs(20);
-/// How often it is looked whether a client has left that has sent more than was read.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// A connection that fails when its client reads too little.
 pub(crate) struct Connection {
@@ -126,18 +122,4 @@ impl Write for Connection {
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(())) // it is closed when it is dropped, which follows
     }
-}
-
-/// Waits until the client has closed its side. Unread bytes of it make the socket ready at once and for ever, so then it is
-/// looked at from time to time.
-pub(crate) async fn left(stream: &TcpStream) {
-    while !stream.ready(Interest::READABLE).await.is_ok_and(|ready| ready.is_read_closed()) {
-        sleep(LOOK).await;
-    }
-}
-
-/// Whether [`left`] is known to be so now.
-pub(crate) fn is_left(context: &mut Context, stream: &TcpStream) -> bool {
-    let ready = pin!(stream.ready(Interest::READABLE)).poll(context);
-    matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed())
 }

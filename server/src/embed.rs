@@ -4,7 +4,6 @@
 //! little memory and lets others pass.
 
 use super::account::Charge;
-use super::app::{Server, parsed};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, wrong};
 use super::images::{Pictures, bound};
@@ -13,6 +12,7 @@ use super::messages::content;
 use super::model::{App, Config};
 use super::prepare;
 use super::request::{Parsed, bytes_of};
+use super::server::{Server, parsed};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;

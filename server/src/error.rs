@@ -1,5 +1,6 @@
 //! Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`.
 
+use super::account::Full;
 use super::log::Code;
 use super::worker::{Failure, Refused};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -180,6 +181,23 @@ impl ApiError {
 pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
     let json = HeaderValue::from_static("application/json");
     (status, [(header::CONTENT_TYPE, json)], value.to_string()).into_response()
+}
+
+impl From<Full> for ApiError {
+    fn from(full: Full) -> Self {
+        let size = pascaline::format_bytes;
+        match full {
+            Full::Never { needed, most } => Self::too_much_memory(format!(
+                "the request takes {} of this server's memory for requests, and may take {}; send less, or smaller pictures",
+                size(needed),
+                size(most)
+            )),
+            Full::Now { needed } => Self::no_memory_now(format!(
+                "the request takes {} of this server's memory for requests, and others have it; try again later",
+                size(needed)
+            )),
+        }
+    }
 }
 
 impl From<Refused> for ApiError {

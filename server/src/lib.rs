@@ -1,9 +1,9 @@
 //! An OpenAI-compatible HTTP server for Qwen3-VL, with a web page for chat.
 //!
 //! The files in the order in which a request goes through them: `listen` accepts its `connection`, for which `admission` has
-//! a place, `app` routes it if `visitors` lets it in, `models` has the model that it names, `json` and `request` parse its body, `images` gets its pictures and
+//! a place, `app` routes it if `visitors` lets it in, `server` reads it, `models` has the model that it names, `json` and `request` parse its body, `images` gets its pictures and
 //! `videos` their frames,
-//! `prepare` makes its prompt, [`worker`] queues it for the replica that `balance` chooses, `replica` computes, `answer`
+//! `prepare` makes its prompt, [`worker`] puts it into the `queue` of the replica that `balance` chooses, `replica` computes, `answer`
 //! collects events, `reply` formats them as OpenAI does and `stream` sends them; `embed` answers with vectors and scores. All the while `account` has its memory; `lanes` runs the work that
 //! keeps a thread busy, and `log` writes its line. Batching and sampling are `qwen3_vl`'s, options of the command line `cli/src/serve.rs`'.
 
@@ -26,6 +26,8 @@ mod grammar;
 mod images;
 mod json;
 mod lanes;
+mod lark;
+mod left;
 mod limits;
 mod listen;
 mod log;
@@ -36,15 +38,18 @@ mod models;
 mod ollama;
 mod page;
 mod prepare;
+mod queue;
 mod refused;
 mod replica;
 mod reply;
 mod request;
 mod responses;
 mod rule;
+mod server;
 mod state;
 mod stream;
 mod system;
+mod tool;
 mod tools;
 mod videos;
 mod visitors;

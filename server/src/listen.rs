@@ -1,10 +1,12 @@
 //! Accepts connections and shuts the server down.
 
 use super::admission::{Admission, Client};
-use super::app::{self, Server};
-use super::connection::{self, Connection};
+use super::app;
+use super::connection::Connection;
+use super::left::left;
 use super::model::Config;
 use super::models::Served;
+use super::server::Server;
 use super::system::return_freed;
 use super::worker::Health;
 use hyper::Request;
@@ -161,7 +163,7 @@ async fn serve(listener: TcpListener, server: Arc<Server>, mut stop: Stop) -> io
                 tokio::select! {
                     biased;
                     _ = connection => {} // a broken connection concerns only its client
-                    () = connection::left(&client.stream) => {} // dropping the connection ends what runs for it
+                    () = left(&client.stream) => {} // dropping the connection ends what runs for it
                     () = client.replaced() => {}
                     () = longest => {}
                 }

@@ -2,7 +2,6 @@
 //! form, and answers in its own, a line of JSON for each piece.
 
 use super::answer::{Answer, Part, Spent};
-use super::app::{Asked, Server, parsed, translated};
 use super::calls::{Call, Delta};
 use super::error::{ApiError, json_response};
 use super::fields::{Fields, take};
@@ -10,6 +9,7 @@ use super::form::Form;
 use super::model::{App, Config};
 use super::reply::unix_seconds;
 use super::request::{Chat, Parsed};
+use super::server::{Asked, Server, parsed, translated};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;

@@ -1,6 +1,6 @@
 //! The web page: files embedded in the program. It loads nothing from elsewhere.
 
-use super::app::Server;
+use super::server::Server;
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};

@@ -5,7 +5,7 @@
 //! dead thread.
 
 use super::account::Charge;
-use super::worker::{Event, Failure, Job, Shared, Usage, Waiting, Weight};
+use super::queue::{Event, Failure, Job, Shared, Usage, Waiting, Weight};
 use pascaline::{Device, Error, memory};
 use qwen3_vl::LanguageModel;
 use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};

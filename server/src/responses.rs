@@ -1,7 +1,6 @@
 //! OpenAI's `/v1/responses`: its requests as conversations of the chat's form, and answers in its own. Nothing is stored.
 
 use super::answer::{Answer, Part, Spent};
-use super::app::{Asked, Server, translated};
 use super::calls::{Call, Delta};
 use super::error::ApiError;
 use super::fields::{Fields, take};
@@ -9,6 +8,7 @@ use super::form::{Form, named};
 use super::model::Config;
 use super::reply::{new_id, unix_seconds};
 use super::request::Chat;
+use super::server::{Asked, Server, translated};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use qwen3_vl::StopReason;

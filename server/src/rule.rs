@@ -2,9 +2,10 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::tools::Calls;
+use super::lark::{literal, spaced};
+use super::tool::Calls;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -12,9 +13,6 @@ type Result<T> = std::result::Result<T, ApiError>;
 const MAX_CHOICES: usize = 1000;
 /// The most bytes of a grammar, a regular expression or the choices together.
 const MAX_BYTES: usize = 64 << 10;
-/// Written between the values of JSON, as models are used to it.
-const SEPARATORS: &str = "x-guidance";
-
 /// What an answer must be. Each has the field that asks for it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rule {
@@ -95,28 +93,6 @@ impl Rule {
         let grammars = vec![GrammarWithLexer::from_lark(AFTER_THOUGHT.to_owned()), answer];
         TopLevelGrammar { grammars, max_tokens: None }
     }
-}
-
-/// The schema with the separators that are written.
-fn spaced(schema: &Value) -> Value {
-    let mut map = match schema {
-        Value::Object(map) => map.clone(),
-        Value::Bool(false) => return schema.clone(),
-        _ => Map::new(),
-    };
-    let separators = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
-    map.insert(SEPARATORS.into(), separators);
-    Value::Object(map)
-}
-
-/// JSON of a schema as part of a Lark grammar.
-pub(crate) fn json_rule(schema: &Value) -> String {
-    format!("%json {}", spaced(schema))
-}
-
-/// A text as part of a Lark grammar: its strings are JSON's.
-pub(crate) fn literal(text: &str) -> String {
-    Value::from(text).to_string()
 }
 
 /// The schema of `response_format` and its path; `None` for text.

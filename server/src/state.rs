@@ -1,7 +1,7 @@
 //! What llama-server tells of itself under `/props` and `/slots`.
 
-use super::app::Server;
 use super::error::{ApiError, json_response};
+use super::server::Server;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;

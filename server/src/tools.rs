@@ -1,4 +1,4 @@
-//! Tools that a request offers, and the grammar of their calls.
+//! Tools that a request offers, and which calls it asks for.
 //!
 //! A call is written as Qwen's published templates have it: `<tool_call>`, a line of JSON, `</tool_call>`. Who asks for
 //! calls (`tool_choice`), for valid arguments (`strict`) or for one call at most gets a grammar; otherwise the model
@@ -6,8 +6,9 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::rule::{Rule, json_rule, literal, schema};
-use serde_json::{Value, json};
+use super::rule::{Rule, schema};
+use super::tool::{Calls, Tool};
+use serde_json::Value;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -19,29 +20,12 @@ const MAX_VALUES: usize = 20_000;
 /// The most lists and objects in one another of a tool's parameters, or of a call's arguments: templates take 32.
 const MAX_DEPTH: usize = 24;
 
-/// A tool that the model may call.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Tool {
-    pub name: String,
-    description: Option<String>,
-    parameters: Option<Value>,
-    strict: bool,
-}
-
 /// The tools of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Tools {
     tools: Vec<Tool>,
     /// The answer's rule, if there is one.
     pub rule: Option<Rule>,
-}
-
-/// Which calls an answer has.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Calls {
-    tools: Vec<Tool>,
-    is_required: bool,
-    is_one: bool,
 }
 
 impl Tools {
@@ -115,23 +99,6 @@ impl Tools {
     pub fn bytes(&self) -> usize {
         let rule = self.rule.as_ref().map_or(0, Rule::bytes);
         self.tools.iter().map(Tool::bytes).sum::<usize>() + rule
-    }
-}
-
-impl Tool {
-    fn definition(&self) -> Value {
-        let mut function = json!({ "name": self.name });
-        if let Some(description) = &self.description {
-            function["description"] = description.as_str().into();
-        }
-        if let Some(parameters) = &self.parameters {
-            function["parameters"] = parameters.clone();
-        }
-        json!({ "type": "function", "function": function })
-    }
-
-    fn bytes(&self) -> usize {
-        self.definition().to_string().len() * 8
     }
 }
 
@@ -234,48 +201,5 @@ pub(crate) fn check_depth(path: &str, value: &Value) -> Result<()> {
             path,
             format!("{path} has more than {MAX_DEPTH} lists and objects in one another"),
         )),
-    }
-}
-
-impl Calls {
-    pub fn bytes(&self) -> usize {
-        self.tools.iter().map(Tool::bytes).sum()
-    }
-
-    /// As a Lark grammar.
-    pub fn lark(&self) -> String {
-        let mut rules = String::new();
-        let mut bodies = Vec::new();
-        for (at, tool) in self.tools.iter().enumerate() {
-            let begin = literal(&format!("{{\"name\": {}, \"arguments\": ", literal(&tool.name)));
-            // arguments fit their schema where calls are asked for, and where the tool says so
-            let arguments = match (&tool.parameters, self.is_required || tool.strict) {
-                (Some(parameters), true) => parameters.clone(),
-                (None, true) => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
-                (_, false) => json!({ "type": "object" }),
-            };
-            rules += &format!(
-                "body{at}: {begin} arguments{at} \"}}\"\narguments{at}: {}\n",
-                json_rule(&arguments)
-            );
-            bodies.push(format!("body{at}"));
-        }
-        let body = bodies.join(" | ");
-        rules += &format!("body: {body}\n");
-        let start = match (self.is_required, self.is_one) {
-            (true, true) => "start: call",
-            (true, false) => "start: call (\"\\n\" call)*",
-            (false, true) => "start: opened? TEXT",
-            (false, false) => "start: opened* TEXT",
-        };
-        rules += match self.is_required {
-            true => "call: \"<tool_call>\\n\" body \"\\n</tool_call>\"\n",
-            false => {
-                "opened: before \"\\n\" body \"\\n</tool_call>\"\n\
-                 before[suffix=\"<tool_call>\"]: /(?s:.*)/\n\
-                 TEXT: /(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/\n"
-            }
-        };
-        format!("{start}\n{rules}")
     }
 }

@@ -5,15 +5,10 @@
 //! that page's own. The name is still in the request's `Host`, so requests to other names than the server's are refused,
 //! and those of other pages, which `Origin` names.
 
-use super::app::Server;
 use super::error::ApiError;
-use axum::extract::{Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, header};
-use axum::middleware::Next;
-use axum::response::Response;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 /// Who is answered.
 pub(crate) struct Visitors {
@@ -31,7 +26,8 @@ impl Visitors {
         Self { is_strict, hosts: hosts.to_vec(), origins: origins.to_vec() }
     }
 
-    fn check(&self, uri: Option<&Authority>, headers: &HeaderMap) -> Result<(), ApiError> {
+    /// Refuses strangers.
+    pub fn check(&self, uri: Option<&Authority>, headers: &HeaderMap) -> Result<(), ApiError> {
         if !self.is_strict {
             return Ok(());
         }
@@ -73,16 +69,6 @@ impl Visitors {
                 .iter()
                 .any(|allowed| allowed.eq_ignore_ascii_case(name) || allowed.eq_ignore_ascii_case(host))
     }
-}
-
-/// Refuses strangers before anything else is looked at.
-pub(crate) async fn check(
-    State(server): State<Arc<Server>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, ApiError> {
-    server.visitors.check(request.uri().authority(), request.headers())?;
-    Ok(next.run(request).await)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The masks of the literature, and masks from lists and matrices.
 
-use super::{Assembler, BlockGrid, BlockMask, Cell, OP, low_bits};
+use super::mask::{Assembler, BlockGrid, BlockMask, Cell, OP, low_bits};
 use crate::{Error, Result};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -22,6 +22,26 @@ impl BlockMask {
     /// As [`dense`](Self::dense).
     pub fn causal(grid: BlockGrid) -> Result<Self> {
         Self::ranges(grid, |i| 0..clamp(grid, grid.position(i) + 1))
+    }
+
+    /// This mask without the keys after each query's position.
+    ///
+    /// # Errors
+    /// Never fails for a valid mask.
+    pub fn and_causal(&self) -> Result<Self> {
+        self.intersection(&Self::causal(self.grid)?)
+    }
+
+    /// Whether plain attention computes the same: `Some(false)` if all pairs are in the mask, `Some(true)` if it is causal.
+    pub(crate) fn plain(&self) -> Option<bool> {
+        let heads = self.heads as u64;
+        let pairs = self.pairs();
+        if pairs == heads * self.grid.q_len as u64 * self.grid.kv_len as u64 {
+            return Some(false);
+        }
+        let causal = Self::causal(self.grid).ok()?;
+        let same = pairs == heads * causal.pairs() && self.intersection(&causal).ok()?.pairs() == pairs;
+        same.then_some(true)
     }
 
     /// A query attends to the key at its position, `before` keys before and `after` keys after it.

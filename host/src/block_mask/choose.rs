@@ -1,7 +1,7 @@
 //! Masks chosen from scores of blocks.
 
 use super::builders::own_blocks;
-use super::{BlockGrid, BlockMask, OP};
+use super::mask::{BlockGrid, BlockMask, OP};
 use crate::{Error, Result};
 
 /// Which blocks of a row to keep, by the softmax of the row's block scores.

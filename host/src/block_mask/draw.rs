@@ -1,6 +1,6 @@
 //! Pictures of masks.
 
-use super::{BlockGrid, BlockMask, Cell, OP};
+use super::mask::{BlockGrid, BlockMask, Cell, OP};
 use crate::{Error, Result};
 use image::{ImageFormat, Rgb, RgbImage};
 use std::io::Cursor;
@@ -62,8 +62,8 @@ impl BlockMask {
         for i in 0..q_len {
             for (column, bits) in self.seen_by(head, i) {
                 for x in column * pixels..width.min((column + 1) * pixels) {
-                    let of_pixel = bits >> ((x - column * pixels) * pairs) & super::low_bits(pairs);
-                    let inside = super::low_bits(kv_len - x * pairs);
+                    let of_pixel = bits >> ((x - column * pixels) * pairs) & super::mask::low_bits(pairs);
+                    let inside = super::mask::low_bits(kv_len - x * pairs);
                     seen[i / pairs * width + x] += (of_pixel & inside).count_ones();
                 }
             }

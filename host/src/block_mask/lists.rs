@@ -3,7 +3,7 @@
 //! A group of keys is cheap where its queries attend to the same keys, whatever the block size. So all four block sizes, and
 //! the ragged ends of the sequences, become this one form.
 
-use super::{BlockMask, Cell, low_bits};
+use super::mask::{BlockMask, Cell, low_bits};
 use kernels_gpu::attention::sparse::{GROUP, Item, NO_SLOT, QUERIES, Split, Tile, WARPS, tile_words};
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! Unions and intersections of masks.
 
-use super::{Assembler, BlockMask, Cell, OP};
+use super::mask::{Assembler, BlockMask, Cell, OP};
 use crate::{Error, Result};
 use std::cmp::Ordering;
 
@@ -19,14 +19,6 @@ impl BlockMask {
     /// As [`union`](Self::union).
     pub fn intersection(&self, other: &Self) -> Result<Self> {
         self.merge(other, false, |a, b| a & b)
-    }
-
-    /// This mask without the keys after each query's position.
-    ///
-    /// # Errors
-    /// Never fails for a valid mask.
-    pub fn and_causal(&self) -> Result<Self> {
-        self.intersection(&Self::causal(self.grid)?)
     }
 
     fn merge(&self, other: &Self, keep_single: bool, join: impl Fn(u128, u128) -> u128) -> Result<Self> {

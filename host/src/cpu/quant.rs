@@ -3,20 +3,23 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod product;
+mod row;
+mod tile;
 
 pub(crate) use product::matmul;
+pub(crate) use row::read_row;
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::parallel::InTasks;
-use crate::quant::{Format, QuantRows, QuantTensor, bits, bytes, bytes_mut};
+use crate::quant::{Format, QuantRows, QuantTensor, bits, bytes_mut};
 use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::quant::blocks::{
     BLOCK, Half, RANGE_I8, abs_max, inverse, pack_row_i8, quant_i8, scale_i8, steps, stored_scale,
 };
-use kernels_gpu::quant::formats::{Halves, q4_0};
+use kernels_gpu::quant::formats::q4_0;
 use kernels_gpu::quant::scaled::scale_of;
 use rayon::prelude::*;
 
@@ -122,26 +125,6 @@ fn quantize_row<T: Float>(quants: &mut [i8], scales: &mut [u32], x: &[T]) {
         let sum: i32 = quants.iter().map(|&quant| i32::from(quant)).sum();
         (scales[0], scales[1]) = (scale.to_bits(), sum as u32);
     }
-}
-
-/// A row's quants less their offset (for table formats, the values they index), and the factors of every block.
-pub(crate) struct DecodedRow {
-    pub quants: Vec<i8>,
-    /// Of each block's halves.
-    pub steps: Vec<Halves>,
-    /// Whether the halves differ.
-    pub halves: bool,
-}
-
-/// Row `r` of a tensor on the CPU.
-pub(crate) fn read_row(w: &QuantTensor, r: usize) -> Result<DecodedRow> {
-    let (about, k) = (w.format().descriptor(), w.k);
-    let (row_words, row_bytes) = (k / 32 * about.bits, about.scales.row_bytes(k));
-    let (words, scales) = (&slice::<u32>(&w.quants)?[r * row_words..], &bytes(&w.scales)[r * row_bytes..]);
-    let mut row =
-        DecodedRow { quants: vec![0; k], steps: vec![Halves::default(); k / BLOCK], halves: about.halves };
-    (about.decode)(&words[..row_words], &scales[..row_bytes], &mut row.quants, &mut row.steps);
-    Ok(row)
 }
 
 pub(crate) fn dequantize(mut y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>) -> Result<()> {

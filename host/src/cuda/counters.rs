@@ -1,7 +1,8 @@
 //! Counters by which kernels find the last of several blocks to finish.
 
-use super::check;
-use super::device::{bind_ordinal, current};
+use super::context::bind_ordinal;
+use super::current::current;
+use super::fault::check;
 use crate::Result;
 use cust::sys;
 

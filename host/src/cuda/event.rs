@@ -1,7 +1,8 @@
 //! Events: points in a stream, to wait for and to measure time between.
 
-use super::device::{bind_ordinal, current};
-use super::{Stream, alive_on, check, check_on, ensure_alive};
+use super::context::bind_ordinal;
+use super::current::current;
+use super::fault::{alive_on, check, check_on, ensure_alive};
 use crate::{Error, Result};
 use cust::sys;
 use std::ptr;
@@ -55,28 +56,15 @@ impl Event {
         self.raw
     }
 
-    /// Records the event after all work queued on `stream` so far. If another thread is capturing the stream, waits for the end
-    /// of the capture first.
-    ///
-    /// # Errors
-    /// A driver error.
-    pub fn record(&self, stream: &Stream) -> Result<()> {
-        let _lock = stream.lock_to_enqueue();
-        self.record_locked(stream)
-    }
-
-    /// As [`record`](Self::record), with the stream's lock to enqueue held.
-    pub(crate) fn record_locked(&self, stream: &Stream) -> Result<()> {
-        self.record_in(stream.capture_id(), stream)
-    }
-
-    /// As [`record`](Self::record), for the capture that is known to be in progress on the stream.
-    pub(crate) fn record_in(&self, capture: CaptureId, stream: &Stream) -> Result<()> {
+    /// Calls `record` to record the event in a stream that this capture is in progress on.
+    pub(super) fn recorded_in(
+        &self,
+        capture: CaptureId,
+        record: impl FnOnce(sys::CUevent) -> sys::CUresult,
+    ) -> Result<()> {
         alive_on(self.ordinal, "cuEventRecord")?;
         let mut recorded_in = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: both handles are alive, because both are borrowed.
-        let result = unsafe { sys::cuEventRecord(self.raw, stream.raw()) };
-        check_on(self.ordinal, "cuEventRecord", result)?;
+        check_on(self.ordinal, "cuEventRecord", record(self.raw))?;
         *recorded_in = capture;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Memory whose address was handed out, so that a capture finds the owner of an address that a launch takes.
 
-use super::CudaDevice;
+use super::device::CudaDevice;
 use super::stream::{Kept, Stream};
 use crate::{Error, Result};
 use std::any::Any;

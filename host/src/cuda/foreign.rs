@@ -1,9 +1,11 @@
 //! Kernels of a user's own PTX, launched through cust's `launch!`.
 
+use super::device::CudaDevice;
+use super::fault::check;
 use super::launch::enqueue;
 use super::module::load_ptx;
 use super::parameters::{Kind, Parameter, agree, parameters};
-use super::{CudaDevice, Stream, check};
+use super::stream::Stream;
 use crate::{Error, Result};
 use cuda_std::{DevicePtr, DevicePtrMut, KernelInfo};
 use cust::function::{BlockSize, GridSize};

@@ -10,9 +10,10 @@
 //!
 //! A replay is one call on the first stream. It follows what the others have queued, and they follow it.
 
-use super::event::CaptureId;
+use super::device::CudaDevice;
+use super::event::{CaptureId, Event};
+use super::fault::{check, ensure_alive};
 use super::stream::{Kept, Stream};
-use super::{CudaDevice, Event, check, ensure_alive};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;

@@ -1,6 +1,8 @@
 //! Launching a kernel as its [`KernelSpec`] says.
 
-use super::{CudaDevice, Stream, check};
+use super::device::CudaDevice;
+use super::fault::check;
+use super::stream::Stream;
 use crate::{Error, Result};
 use cuda_std::{KernelInfo, KernelParams, KernelSpec};
 use cust::sys;

@@ -2,18 +2,24 @@
 
 use super::archive::{ptx_modules, ptx_of};
 use super::compiling::Compiling;
-use super::occupancy::Resources;
+use super::fault::{check, ensure_alive};
 use super::parameters::agree_all;
-use super::{CudaDevice, check, ensure_alive};
 use crate::{Error, Result};
 use cuda_std::KernelInfo;
 use cust::sys;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::thread;
+
+/// The resources that a kernel takes on a multiprocessor, as the driver compiled it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Registers per thread.
+    pub registers: u32,
+    /// Bytes of static shared memory per block.
+    pub shared_bytes: u32,
+}
 
 /// A kernel of a loaded module.
 #[derive(Clone, Debug)]
@@ -90,7 +96,7 @@ impl Modules {
     }
 
     /// Whether the module has been loaded; false for a module without kernels.
-    fn is_loaded(&self, module: &str) -> bool {
+    pub(super) fn is_loaded(&self, module: &str) -> bool {
         self.slots_of(module).any(|slot| slot.kernel.get().is_some())
     }
 
@@ -101,7 +107,7 @@ impl Modules {
     /// Loads a module into the current context and looks up its kernels, unless this was done before.
     ///
     /// Modules are never unloaded: they live as long as the primary context, which is until the process ends.
-    fn load(&self, name: &str) -> Result<()> {
+    pub(super) fn load(&self, name: &str) -> Result<()> {
         let _lock = self.loading.get(name).map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         if self.is_loaded(name) {
             return Ok(());
@@ -138,53 +144,6 @@ impl Modules {
             let _ = slot.kernel.set(Kernel { function, resources: OnceLock::new() });
         }
         Ok(())
-    }
-}
-
-/// The result of [`CudaDevice::load_modules`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Loaded {
-    /// Number of modules that were loaded.
-    pub modules: usize,
-    /// Number of modules that had been loaded before.
-    pub before: usize,
-}
-
-impl CudaDevice {
-    /// Loads modules before their first launch, on several threads: with an empty cache the driver compiles each module,
-    /// which takes up to a second.
-    ///
-    /// `modules` are names of [`ptx_modules`]; names that this program does not have are errors.
-    ///
-    /// # Errors
-    /// The first error of a module: [`Error::ModuleLoad`] or a driver error. The other modules are loaded nevertheless.
-    pub fn load_modules(&self, modules: &[&str]) -> Result<Loaded> {
-        self.bind()?;
-        let before = modules.iter().filter(|name| self.modules().is_loaded(name)).count();
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(modules.len());
-        let (next, first_error) = (AtomicUsize::new(0), Mutex::new(None));
-        let work = || {
-            let mut result = self.bind();
-            while let (Ok(()), Some(name)) = (&result, modules.get(next.fetch_add(1, Ordering::Relaxed))) {
-                result = self.modules().load(name);
-                if let Err(error) = std::mem::replace(&mut result, Ok(())) {
-                    first_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                }
-            }
-            if let Err(error) = result {
-                first_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            }
-        };
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        match first_error.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            None => Ok(Loaded { modules: modules.len() - before, before }),
-            Some(error) => Err(error),
-        }
     }
 }
 

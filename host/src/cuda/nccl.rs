@@ -2,7 +2,8 @@
 //!
 //! Signatures and numbers are those of `nccl.h` 2.x. The library is the user's; nothing of it is linked.
 
-use super::{CudaDevice, forget_current};
+use super::current::forget_current;
+use super::device::CudaDevice;
 use crate::{Error, Result};
 use libloading::Library;
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
@@ -295,7 +296,7 @@ pub(crate) mod stand_in {
             let mut total = vec![0f32; calls[0].count];
             for call in &calls {
                 let mut part = vec![0f32; call.count];
-                crate::cuda::device::bind_ordinal(Some(call.ordinal as u32))?;
+                crate::cuda::context::bind_ordinal(Some(call.ordinal as u32))?;
                 let bytes = size_of_val(&part[..]);
                 // SAFETY: stream and address are those of a live tensor of so many floats.
                 check("wait", unsafe { sys::cuStreamSynchronize(call.stream as sys::CUstream) })?;
@@ -304,7 +305,7 @@ pub(crate) mod stand_in {
                 total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
             }
             for call in &calls {
-                crate::cuda::device::bind_ordinal(Some(call.ordinal as u32))?;
+                crate::cuda::context::bind_ordinal(Some(call.ordinal as u32))?;
                 let bytes = size_of_val(&total[..]);
                 // SAFETY: `call.sum` is the address of a live tensor of so many floats, as `total` has.
                 check("write", unsafe { sys::cuMemcpyHtoD_v2(call.sum, total.as_ptr().cast(), bytes) })?;

@@ -3,8 +3,11 @@
 //! The virtual GPU uses the same calculation ([`Multiprocessor`]), here with the limits of the actual device. A test on a
 //! real device compares it with the driver's answer for every kernel.
 
+use super::device::CudaDevice;
+use super::fault::check;
 use super::module::Kernel;
-use super::{CudaDevice, Properties, check};
+pub use super::module::Resources;
+use super::properties::Properties;
 use crate::Result;
 use cuda_std::KernelInfo;
 use cust::sys;
@@ -12,15 +15,6 @@ pub use pascaline_occupancy::Multiprocessor;
 use std::ffi::c_int;
 
 const WARP: u32 = 32;
-
-/// The resources that a kernel takes on a multiprocessor, as the driver compiled it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resources {
-    /// Registers per thread.
-    pub registers: u32,
-    /// Bytes of static shared memory per block.
-    pub shared_bytes: u32,
-}
 
 /// The block size for a kernel of `warps` independent warps, which may form blocks of any size. Of the sizes with the most
 /// resident warps, it is the one that spreads the warps over the multiprocessors most evenly. Of equal ones it is the

@@ -1,6 +1,6 @@
 //! Planned devices: which thread plans, and with which devices. `crate::plan` makes plans.
 
-use super::device::{self, CudaDevice};
+use super::current::forget_current;
 use crate::{Error, Result};
 use pascaline_driver::planning;
 use std::cell::{Cell, RefCell};
@@ -29,20 +29,27 @@ pub struct PlannedGpu {
 }
 
 /// Exists while the thread plans.
-pub(crate) struct Planning;
+pub(crate) struct Planning {
+    ordinals: Range<u32>,
+}
 
 impl Planning {
-    /// Devices for these GPUs, which this thread may use while the first result exists. The driver keeps books for the thread already.
-    pub fn begin(gpus: &[PlannedGpu]) -> Result<(Self, Vec<CudaDevice>)> {
+    /// Gives this thread the ordinals of that many devices, which it may use while the result exists. The driver keeps books for the
+    /// thread already.
+    pub fn begin(devices: usize) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let count = gpus.len() as u32;
+        let count = devices as u32;
         let first = FIRST + NEXT.fetch_add(count, Ordering::Relaxed) % (u32::MAX - FIRST - count);
-        PLANNED.set(Some(first..first + count));
+        let ordinals = first..first + count;
+        PLANNED.set(Some(ordinals.clone()));
         HOST_BYTES.set(0);
-        device::forget_current();
-        let planning = Self;
-        let devices = gpus.iter().zip(first..).map(|(gpu, ordinal)| CudaDevice::planned(gpu, ordinal));
-        Ok((planning, devices.collect::<Result<_>>()?))
+        forget_current();
+        Self { ordinals }
+    }
+
+    /// The ordinals of its devices.
+    pub fn ordinals(&self) -> Range<u32> {
+        self.ordinals.clone()
     }
 
     /// Bytes of weights that would be in host memory.
@@ -54,7 +61,7 @@ impl Planning {
 impl Drop for Planning {
     fn drop(&mut self) {
         PLANNED.set(None);
-        device::forget_current();
+        forget_current();
     }
 }
 

@@ -1,9 +1,10 @@
 //! Streams: queues of GPU work, and the locks that keep them consistent while one is captured.
 
+use super::context::bind_ordinal;
 use super::counters::Counters;
-use super::device::{bind_ordinal, current};
-use super::event::CaptureId;
-use super::{Event, alive_on, check, check_on, ensure_alive};
+use super::current::current;
+use super::event::{CaptureId, Event};
+use super::fault::{alive_on, check, check_on, ensure_alive};
 use crate::Result;
 use cust::sys;
 use std::any::Any;
@@ -131,6 +132,29 @@ impl Stream {
             let result = unsafe { sys::cuStreamWaitEvent(self.raw, event, 0) };
             check_on(self.ordinal, "cuStreamWaitEvent", result)
         })
+    }
+}
+
+impl Event {
+    /// Records the event after all work queued on `stream` so far. If another thread is capturing the stream, waits for the end
+    /// of the capture first.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        let _lock = stream.lock_to_enqueue();
+        self.record_locked(stream)
+    }
+
+    /// As [`record`](Self::record), with the stream's lock to enqueue held.
+    pub(crate) fn record_locked(&self, stream: &Stream) -> Result<()> {
+        self.record_in(stream.capture_id(), stream)
+    }
+
+    /// As [`record`](Self::record), for the capture that is known to be in progress on the stream.
+    pub(crate) fn record_in(&self, capture: CaptureId, stream: &Stream) -> Result<()> {
+        // SAFETY: both handles are alive, because both are borrowed.
+        self.recorded_in(capture, |event| unsafe { sys::cuEventRecord(event, stream.raw()) })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Launching a kernel of any crate as its [`KernelSpec`] says.
 
-use super::PtxModule;
+use super::foreign::PtxModule;
 use super::launch::{check_grid, enqueue, traced};
 use crate::{Error, Result};
 use cuda_std::{KernelParams, KernelSpec};

@@ -1,6 +1,6 @@
 //! Replaces `nvml.rs` where the feature `nvml` is off: no device is watched, so nothing is paced.
 
-use super::Sample;
+use super::pacing::Sample;
 use crate::cuda::CudaDevice;
 
 /// Reads samples of a device; cannot exist without NVML.

@@ -1,7 +1,7 @@
 //! Samples of a device by NVML, the driver's management library, which is opened on demand. Without it nothing is paced; the
 //! caller reports that once.
 
-use super::Sample;
+use super::pacing::Sample;
 use crate::cuda::CudaDevice;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;

@@ -4,7 +4,7 @@
 //! with the last [`Pacer`].
 
 use super::nvml::Monitor;
-use super::{Event, Governor, Sample, pause_after};
+use super::pacing::{Event, Governor, Sample, pause_after};
 use crate::Device;
 use crate::cuda::CudaDevice;
 use serde::Serialize;

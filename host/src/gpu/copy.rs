@@ -1,15 +1,14 @@
 //! Copy: kernel and grid.
 
+use super::copy_flat::contiguous;
 use super::{transpose, vectors};
 use crate::cuda::CudaDevice;
 use crate::problem::copy::{Dim, MAX_DIMS, merge};
 use crate::{Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::copy::{
-    self, COLUMNS_PER_THREAD, DIMS_BLOCK, Dims, Flat, copy_dims_b16, copy_dims_b32, copy_dims_b128,
-    copy_flat_b16, copy_flat_b32,
+    self, COLUMNS_PER_THREAD, DIMS_BLOCK, Dims, copy_dims_b16, copy_dims_b32, copy_dims_b128,
 };
-use kernels_gpu::device::flat;
 
 /// The number of neighbouring threads that share a row of this many columns, as a power of two; at least eight, since eight
 /// f32 fill a memory sector.
@@ -99,22 +98,6 @@ fn vectorized(dims: &mut [Dim], addresses: &[u64], size: usize) -> bool {
         }
     }
     whole
-}
-
-/// Copies `n` > 0 contiguous elements of `size` bytes. The caller has checked that both are on this device's stream,
-/// disjoint, and below 2³¹ elements.
-pub(super) fn contiguous(device: &CudaDevice, y: u64, x: u64, n: u32, size: usize) -> Result<()> {
-    let len = vectors::len(size);
-    let head = vectors::head(n, len, &[(y, size), (x, size)]);
-    let grid = [flat::blocks(n, head, len), 1, 1];
-    // SAFETY: the caller has checked stream, overlap and size (this function's contract). Addresses of elements are
-    // multiples of their size, and from `head` on both are aligned.
-    unsafe {
-        match size {
-            2 => device.launch(&copy_flat_b16, grid, &Flat { y: y as *mut u16, x: x as *const u16, n, head }),
-            _ => device.launch(&copy_flat_b32, grid, &Flat { y: y as *mut u32, x: x as *const u32, n, head }),
-        }
-    }
 }
 
 #[cfg(test)]

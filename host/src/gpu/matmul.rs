@@ -16,6 +16,7 @@ use kernels_gpu::matmul::{Kernels, OF_E4, OF_E8, OF_F16, OF_F32, OF_MIXED};
 use select::{Kernel, Layouts, Plan, Query, Types, select};
 use std::ptr;
 
+mod query;
 pub(crate) mod select;
 pub(crate) mod table;
 

@@ -4,6 +4,7 @@ pub(crate) mod activate;
 pub(crate) mod attention;
 pub(crate) mod cast;
 pub(crate) mod copy;
+mod copy_flat;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod experts;

@@ -16,9 +16,6 @@ use table::{Cost, PROBES, Probe, Values};
 pub const COUNTED: &str = "ptxas 12.6";
 /// A multiprocessor's clocks for which an instruction occupies one of its four schedulers.
 const SLOT: f64 = 0.25;
-/// The cost model's latencies.
-const ARITHMETIC: f64 = 6.0;
-const SHARED: f64 = 24.0;
 
 /// The finding of one probe.
 #[derive(Clone, Debug, PartialEq)]

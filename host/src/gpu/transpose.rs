@@ -1,6 +1,6 @@
 //! Transpose: the kernels and the grid of tiles.
 
-use super::copy::contiguous;
+use super::copy_flat::contiguous;
 use crate::cuda::CudaDevice;
 use crate::problem::transpose::matrices;
 use crate::{Result, Tensor, TensorMut};

@@ -1,8 +1,9 @@
 //! The pool of a CUDA device: its upstream and timeline, and the one instance per device.
 
 use super::adaptor::Limit;
-use super::pinned::PinnedPool;
-use super::{MemoryPool, Timeline, Upstream};
+use super::pinned_pool::PinnedPool;
+use super::pool::MemoryPool;
+use super::upstream::{Timeline, Upstream};
 use crate::cuda::{CudaDevice, Event, Stream, check, ensure_alive};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};

@@ -10,7 +10,8 @@
 //!
 //! Parts of a layer may be in device memory too ([`Resident`]); these are copied from there.
 
-use super::{DeviceBuffer, PinnedBuffer, SharedHost};
+use super::buffer::DeviceBuffer;
+use super::pinned::{PinnedBuffer, SharedHost};
 use crate::cuda::{CudaDevice, Event};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};

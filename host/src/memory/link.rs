@@ -9,8 +9,9 @@
 //!                    receiver's stream  wait for the copy · copy from the slot to the target
 //! ```
 
+use super::buffer;
+use super::buffer::DeviceBuffer;
 use super::pinned::PinnedBuffer;
-use super::{DeviceBuffer, buffer};
 use crate::cuda::{CudaDevice, Event, check};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};

@@ -5,7 +5,7 @@
 //! such an event is known to be reached. Events are recorded only when another stream needs memory: a program with one
 //! stream records none. One event object per stream is enough, since a stream's events are reached in order.
 
-use super::Timeline;
+use super::upstream::Timeline;
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use std::collections::BTreeMap;

@@ -4,8 +4,10 @@
 //! use two chunks in turn: while the GPU copies one, the host fills or empties the other. A chunk is reused only after the
 //! event of its last copy.
 
-use super::{DeviceBuffer, buffer, device};
-use crate::cuda::{CudaDevice, Event, Kept, check};
+use super::buffer::{self, DeviceBuffer};
+use super::device;
+use super::pinned_pool::{Block, CHUNK, PinnedPool};
+use crate::cuda::{CudaDevice, Kept, check};
 use crate::mutation::{Wait, left_out};
 use crate::parallel::InTasks;
 use crate::{Error, Result};
@@ -13,42 +15,13 @@ use cust::sys;
 use rayon::prelude::*;
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut, Range};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// Bytes of a staging chunk. A larger chunk hides the cost of the calls better, a smaller one starts the GPU earlier. At
-/// PCIe's 12 GB/s this one takes 170 µs, and the calls about 10 µs.
-pub const CHUNK: usize = 2 << 20;
 /// Bytes of a chunk that one thread fills. A single thread copies slower than a fast bus; smaller pieces do not justify
 /// waking another thread.
 const PIECE: usize = 512 << 10;
-/// The size of the smallest block: small copies share one size, so that a free block usually exists.
-const SMALLEST: usize = 64 << 10;
-/// The most bytes that the pool keeps; more is returned to the system, since pinned memory is unavailable to all other
-/// processes.
-const KEEP: usize = 64 << 20;
-
-/// Pinned memory for reuse.
-#[derive(Debug)]
-pub(super) struct PinnedPool {
-    device: CudaDevice,
-    free: Mutex<Vec<Block>>,
-}
-
-/// Page-locked memory with the event of the last copy from or to it.
-#[derive(Debug)]
-struct Block {
-    at: NonNull<u8>,
-    bytes: usize,
-    copied: Event,
-}
-
-// SAFETY: a block owns its memory, which the driver allows any thread to use.
-unsafe impl Send for Block {}
-// SAFETY: shared references do not access the memory.
-unsafe impl Sync for Block {}
-
 /// Pinned host memory. Copies from and to it overlap with other work.
 #[derive(Debug)]
 pub struct PinnedBuffer {
@@ -61,76 +34,6 @@ pub struct PinnedBuffer {
 /// A copy to the host that may still be in flight.
 #[derive(Debug)]
 pub struct Download(PinnedBuffer);
-
-impl PinnedPool {
-    pub fn new(device: &CudaDevice) -> Self {
-        Self { device: device.clone(), free: Mutex::default() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Block>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A block that no copy uses.
-    fn take(&self, bytes: usize) -> Result<Block> {
-        let bytes = match bytes > CHUNK {
-            true => bytes.checked_next_multiple_of(CHUNK).unwrap_or(bytes),
-            false => bytes.max(SMALLEST).next_power_of_two(),
-        };
-        self.device.bind()?;
-        let mut free = self.lock();
-        for index in 0..free.len() {
-            let block = &free[index];
-            if block.bytes == bytes && (left_out(Wait::PinnedReuse) || block.copied.is_done()?) {
-                return Ok(free.swap_remove(index));
-            }
-        }
-        drop(free);
-        let copied = Event::untimed()?;
-        let mut at = ptr::null_mut();
-        // SAFETY: a context is current; `at` is written before it is used.
-        let result = unsafe { sys::cuMemHostAlloc(&mut at, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
-        check("cuMemHostAlloc", result)?;
-        if !self.device.is_planned() {
-            // SAFETY: just allocated, `bytes` long and not shared. Zeroed so that it may be read as bytes, as a plan's memory is.
-            unsafe { ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
-        }
-        match NonNull::new(at.cast()) {
-            Some(at) => Ok(Block { at, bytes, copied }),
-            None => check("cuMemHostAlloc", sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)
-                .and_then(|()| self.take(bytes)),
-        }
-    }
-
-    /// Frees the blocks that nobody has; for a plan, in which no copy uses them.
-    pub fn free_all(&self) {
-        if self.device.is_planned() && self.device.bind().is_ok() {
-            for block in self.lock().drain(..) {
-                // SAFETY: allocated by `take`, freed once, and used by no copy, as a plan makes none.
-                let _ = check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(block.at.as_ptr().cast()) });
-            }
-        }
-    }
-
-    /// Returns a block to the pool; a copy may still use it.
-    fn give(&self, block: Block) {
-        let mut free = self.lock();
-        let kept: usize = free.iter().map(|block| block.bytes).sum();
-        if self.device.is_lost() {
-            std::mem::forget(block); // the GPU may still write into it
-        } else if kept + block.bytes <= KEEP {
-            free.push(block);
-        } else {
-            drop(free);
-            let bound = self.device.bind().is_ok();
-            if bound && (left_out(Wait::PinnedFree) || block.copied.synchronize().is_ok()) {
-                // SAFETY: allocated by `take`, freed once, and no copy uses it: its last one has just been waited for. An
-                // error can't be reported from a drop.
-                let _ = check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(block.at.as_ptr().cast()) });
-            }
-        }
-    }
-}
 
 impl PinnedBuffer {
     /// Memory for `bytes` bytes; the contents are undefined but initialised.

@@ -17,7 +17,7 @@
 use super::free_list::{FreeLists, UNIT};
 use super::order::{Dependency, Order, StreamId, When, tolerate};
 use super::slab::{self, Slabs};
-use super::{Timeline, Upstream};
+use super::upstream::{Timeline, Upstream};
 use crate::mutation::{Wait, left_out};
 use crate::sync::{Mutex, MutexGuard};
 use crate::{Error, Result};

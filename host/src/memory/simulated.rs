@@ -5,7 +5,7 @@
 //! under another tag is a violation, whether or not the schedule exposes it. With
 //! [`with_contents`](Simulated::with_contents) the memory has contents, so that a wrong order also shows as a wrong pattern.
 
-use super::{Timeline, Upstream};
+use super::upstream::{Timeline, Upstream};
 use crate::sync::{Mutex, MutexGuard};
 use crate::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};

@@ -10,7 +10,7 @@
 //! memory, which all kernels reach. A part stays until the next exchange has been queued: by then its device waits for the others, which
 //! have read it before. So does each of the two places in pinned memory that are used in turn.
 
-use super::misfit;
+use super::checks::misfit;
 use crate::cuda::nccl::Nccl;
 use crate::cuda::{CudaDevice, Event};
 use crate::memory::{Posted, Way, reach};

@@ -1,6 +1,12 @@
 //! Multi-head attention with its projections.
 
-use super::{Cache, LayerCache, LayerPages, Linear, Map, PagedRows, PromptRows, RmsNorm, misfit};
+use super::cache::Cache;
+use super::checks::misfit;
+use super::kv_cache::LayerCache;
+use super::kv_pages::{LayerPages, PagedRows, PromptRows};
+use super::linear::Linear;
+use super::map::Map;
+use super::norm::RmsNorm;
 use crate::kv::{KvFormat, KvMut};
 use crate::ops::{self, Epilogue, HeadNorms};
 use crate::problem::pieces::rows_per_launch;

@@ -1,6 +1,11 @@
 //! A transformer block.
 
-use super::{Attention, Cache, Map, Matrix, Mlp, Norm, Rope};
+use super::attention::{Attention, Rope};
+use super::cache::Cache;
+use super::map::Map;
+use super::matrix::Matrix;
+use super::mlp::Mlp;
+use super::norm::Norm;
 use crate::{Result, Tensor};
 
 /// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).

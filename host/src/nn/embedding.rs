@@ -1,6 +1,7 @@
 //! Token ids → rows of a table.
 
-use super::{Linear, Matrix};
+use super::linear::Linear;
+use super::matrix::Matrix;
 use crate::{Error, Result, Tensor};
 
 /// A learned vector per token.

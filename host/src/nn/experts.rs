@@ -1,8 +1,11 @@
 //! Mixture of experts in place of an MLP.
 
+use super::checks::misfit;
 use super::expert_cache::{ExpertCache, Hits};
-use super::hosted::Hosted;
-use super::{ExpertStream, Map, Matrix, RmsNorm, misfit};
+use super::hosted::{ExpertStream, Hosted};
+use super::map::Map;
+use super::matrix::Matrix;
+use super::norm::RmsNorm;
 use crate::ops::{self, ExpertRows, Routes};
 use crate::problem::experts::Places;
 use crate::{DType, Device, Error, Result, Tensor};

@@ -1,9 +1,7 @@
 //! Keys and values of the tokens so far.
 
-use super::Cache;
 use crate::kv::{KvFormat, KvMut, KvTensor};
 use crate::{Device, Error, Result};
-use std::ops::Range;
 
 /// The keys and values of every layer. Between two forward passes all layers hold the same number of tokens.
 ///
@@ -133,17 +131,6 @@ impl KvCache {
         let lens = self.layers.iter().map(|layer| layer.room(tokens)).collect::<Result<Vec<_>>>()?;
         self.layers.iter_mut().zip(lens).for_each(|(layer, len)| layer.len = len);
         Ok(())
-    }
-
-    /// The layers in order, as a pass needs them.
-    pub fn caches(&mut self) -> impl Iterator<Item = Cache<'_>> {
-        self.layers.iter_mut().map(Cache::from)
-    }
-
-    /// Some of the layers, in order, for a part of a pass.
-    pub fn caches_of(&mut self, layers: Range<usize>) -> impl Iterator<Item = Cache<'_>> {
-        let len = self.layers.len();
-        self.layers[layers.start.min(len)..layers.end.min(len)].iter_mut().map(Cache::from)
     }
 
     /// The layers, in order.

@@ -1,36 +1,8 @@
 //! Keys and values of many sequences, in pages of one pool.
 
-use super::LayerCache;
 use crate::kv::{KvFormat, KvMut, KvTensor};
 use crate::ops::PAGE;
 use crate::{Device, Result, Tensor};
-use std::ops::Range;
-
-/// Where an [`Attention`](super::Attention) appends keys and values, and which keys its rows attend to.
-///
-/// ```
-/// use pascaline::Device;
-/// use pascaline::kv::KvFormat;
-/// use pascaline::nn::{Cache, KvCache};
-/// let mut cache = KvCache::new(1, 1, 16, KvFormat::F16, &Device::Cpu)?;
-/// let layer: Option<Cache> = cache.layers_mut().first_mut().map(Cache::from);
-/// // block.forward(&x, &rope, layer)?
-/// # assert!(layer.is_some());
-/// # Ok::<(), pascaline::Error>(())
-/// ```
-#[derive(Debug)]
-pub enum Cache<'a> {
-    /// Consecutive tokens of one sequence.
-    Contiguous(&'a mut LayerCache),
-    /// Pages of many sequences. [`Rope::at`](super::Rope::at) gives each row's index in the pool.
-    Pages(&'a mut LayerPages, &'a PagedRows),
-}
-
-impl<'a> From<&'a mut LayerCache> for Cache<'a> {
-    fn from(cache: &'a mut LayerCache) -> Self {
-        Self::Contiguous(cache)
-    }
-}
 
 /// The pages that the rows of a pass attend to. First come rows that are each the last of a sequence, then the rows of
 /// prompts. Tables and lengths are in device memory, so a captured pass serves other sequences when they are overwritten.
@@ -114,7 +86,7 @@ impl PagedRows {
 /// ```
 #[derive(Debug)]
 pub struct KvPages {
-    layers: Vec<LayerPages>,
+    pub(super) layers: Vec<LayerPages>,
     pages: usize,
 }
 
@@ -180,32 +152,6 @@ impl KvPages {
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(|layer| layer.k.bytes() + layer.v.bytes()).sum()
-    }
-
-    /// The layers in order, for a pass of these rows.
-    pub fn caches<'a>(&'a mut self, rows: &'a PagedRows) -> impl Iterator<Item = Cache<'a>> {
-        self.caches_of(0..self.layers.len(), rows)
-    }
-
-    /// Some of the layers, in order, for a part of a pass. The tensors of `rows` are on the device of these layers.
-    pub fn caches_of<'a>(
-        &'a mut self,
-        layers: Range<usize>,
-        rows: &'a PagedRows,
-    ) -> impl Iterator<Item = Cache<'a>> {
-        let len = self.layers.len();
-        let layers = &mut self.layers[layers.start.min(len)..layers.end.min(len)];
-        layers.iter_mut().map(|layer| Cache::Pages(layer, rows))
-    }
-
-    /// The layers in order, where the first few are on one device, the next few on another, and so on. Each device has its
-    /// own copy of the rows' tensors.
-    pub fn caches_of_each<'a>(
-        &'a mut self,
-        devices: impl IntoIterator<Item = (usize, &'a PagedRows)>,
-    ) -> impl Iterator<Item = Cache<'a>> {
-        let rows = devices.into_iter().flat_map(|(layers, rows)| std::iter::repeat_n(rows, layers));
-        self.layers.iter_mut().zip(rows).map(|(layer, rows)| Cache::Pages(layer, rows))
     }
 }
 

@@ -1,6 +1,9 @@
 //! y = x·Wᵀ + b, with the operations that are fused with it.
 
-use super::{Map, Matrix, RmsNorm, expect_len};
+use super::checks::expect_len;
+use super::map::Map;
+use super::matrix::Matrix;
+use super::norm::RmsNorm;
 use crate::ops::Epilogue;
 use crate::problem::pieces::rows_per_launch;
 use crate::quant::QuantTensor;

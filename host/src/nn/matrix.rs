@@ -1,9 +1,8 @@
-//! A matrix of weights, in floating point or quantised.
+//! A matrix of weights: in floating point, quantised, of several parts, or with a low-rank change beside it.
 
-use super::{Adapted, Map, RmsNorm, Stacked};
-use crate::ops::{self, Epilogue};
+use super::map::Map;
 use crate::quant::{Format, QuantTensor};
-use crate::{DType, Error, Result, Tensor, TensorMut};
+use crate::{Error, Result, Tensor};
 
 /// Weights [n, k]: a [`Tensor`] or a [`QuantTensor`]; `into()` converts either.
 ///
@@ -124,42 +123,118 @@ impl Matrix {
             Self::Adapted(adapted) => Self::Adapted(adapted.map(f)?),
         })
     }
+}
 
-    /// y = act(norm(x)·Wᵀ + bias) + residual, as [`ops::linear_into`].
-    pub(super) fn linear_into(
-        &self,
-        y: TensorMut,
-        x: &Tensor,
-        norm: Option<&RmsNorm>,
-        epilogue: &Epilogue,
-    ) -> Result<()> {
-        let parts = norm.map(RmsNorm::parts);
-        match self {
-            Self::Plain(weight) => ops::linear_into(y, x, weight, parts, epilogue),
-            Self::Quantized(weight) => ops::quant_linear_into(y, x, weight, parts, epilogue),
-            Self::Stacked(stacked) => stacked.linear_into(y, x, norm, epilogue),
-            Self::Adapted(adapted) => adapted.linear_into(y, x, norm, epilogue),
+/// Matrices of equal width that are stored in different types. For example, files of mixed precision keep the projection of
+/// values in more bits than those of queries and keys. Each part is a separate product; activations are normalised and
+/// quantised once.
+///
+/// ```
+/// use pascaline::nn::{Linear, Matrix};
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let part = |seed| Tensor::randn([2, 64], DType::F32, seed, &Device::Cpu);
+/// let quantized = ops::quantize(&part(2)?, Format::Q8_0)?;
+/// let stacked = Matrix::stacked(vec![part(1)?.into(), quantized.into()])?;
+/// assert_eq!(stacked.formats(), [None, Some(Format::Q8_0)]);
+/// assert_eq!(Linear::new(stacked, None)?.out_features(), 4);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Stacked {
+    pub(super) parts: Vec<Matrix>,
+    pub(super) dims: [usize; 2],
+}
+
+impl Stacked {
+    /// # Errors
+    /// [`Error::Shape`] if a part is not a matrix of the first one's width, or there is none.
+    pub(super) fn new(parts: Vec<Matrix>) -> Result<Self> {
+        let width = parts.first().and_then(|first| first.dims().get(1)).copied().unwrap_or(0);
+        let wrong = |part: &&Matrix| part.dims().len() != 2 || part.dims()[1] != width;
+        if let Some(part) = parts.iter().find(wrong) {
+            let (expected, found) = (format!("[_, {width}]"), part.dims().into());
+            return Err(Error::Shape { op: "Matrix", argument: "part", expected, found });
+        }
+        let rows = parts.iter().map(|part| part.dims()[0]).sum();
+        Ok(Self { parts, dims: [rows, width] })
+    }
+
+    /// The parts, from the top.
+    pub fn parts(&self) -> &[Matrix] {
+        &self.parts
+    }
+
+    pub(super) fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        let parts = self.parts.iter().map(|part| part.map(f)).collect::<Result<_>>()?;
+        Ok(Self { parts, dims: self.dims })
+    }
+}
+
+/// W + B·A, whose product is W·x + B·(A·x): a quantised W stays as it is stored (Hu et al. 2021, "LoRA").
+///
+/// ```
+/// use pascaline::nn::{Linear, Matrix};
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let base = ops::quantize(&Tensor::ones([4, 32], DType::F32, &Device::Cpu)?, Format::Q8_0)?;
+/// let a = Tensor::ones([2, 32], DType::F32, &Device::Cpu)?;
+/// let b = Tensor::full(0.5f32, [4, 2], &Device::Cpu)?;
+/// let matrix = Matrix::adapted(base.into(), a, b)?;
+/// assert_eq!(matrix.formats(), [Some(Format::Q8_0)]);
+/// let y = Linear::new(matrix, None)?.forward(&Tensor::ones([1, 32], DType::F32, &Device::Cpu)?)?;
+/// assert!(y.to_vec::<f32>()?.iter().all(|y| (y - 64.0).abs() < 0.1)); // 32 + 2 · 0.5 · 32
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Adapted {
+    pub(super) base: Box<Matrix>,
+    /// A: [rank, in]
+    pub(super) a: Tensor,
+    /// B: [out, rank]
+    pub(super) b: Tensor,
+}
+
+impl Adapted {
+    /// # Errors
+    /// [`Error::Shape`] if the dimensions do not fit each other.
+    pub(super) fn new(base: Matrix, a: Tensor, b: Tensor) -> Result<Self> {
+        let wrong = |argument, expected: String, found: &Tensor| {
+            Err(Error::Shape { op: "Matrix", argument, expected, found: found.shape().clone() })
+        };
+        let &[n, k] = base.dims() else { return wrong("base", "a matrix beside its change".into(), &a) };
+        match (a.dims(), b.dims()) {
+            (&[rank, width], _) if width != k => wrong("a", format!("[{rank}, {k}]"), &a),
+            (&[rank, _], found) if *found != [n, rank] => wrong("b", format!("[{n}, {rank}]"), &b),
+            (&[_, _], _) => Ok(Self { base: Box::new(base), a, b }),
+            _ => wrong("a", format!("[rank, {k}]"), &a),
         }
     }
 
-    /// y = act(product + bias) + residual, where the product could not do that itself.
-    pub(super) fn finish_into(y: TensorMut, product: &Tensor, epilogue: &Epilogue) -> Result<()> {
-        let Epilogue { bias, activation, residual } = *epilogue;
-        let Some(residual) = residual else { return ops::activate_into(y, product, bias, activation) };
-        ops::add_into(y, &ops::activate(product, bias, activation)?, residual)
+    /// The matrix without the change.
+    pub fn base(&self) -> &Matrix {
+        &self.base
     }
 
-    /// The rows with the numbers `ids`, in f32.
-    pub(super) fn rows(&self, ids: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::Plain(table) => ops::embedding(table, ids),
-            Self::Quantized(table) => ops::quant_embedding(table, ids, DType::F32),
-            Self::Adapted(adapted) => adapted.rows(ids),
-            Self::Stacked(_) => {
-                let (argument, value) = ("table", "a stacked matrix".to_owned());
-                let reason = "rows are looked up in a matrix of one type".into();
-                Err(Error::Unsupported { op: "Embedding", argument, value, reason })
-            }
-        }
+    pub(super) fn dims(&self) -> &[usize] {
+        self.base.dims()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let of = |part: &Tensor| part.shape().elements() * part.dtype().size();
+        self.base.bytes() + of(&self.a) + of(&self.b)
+    }
+
+    pub(super) fn narrow(&self, start: usize, rows: usize) -> Result<Self> {
+        let base = Box::new(self.base.narrow(start, rows)?);
+        Ok(Self { base, a: self.a.clone(), b: self.b.narrow(0, start, rows)? })
+    }
+
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        Ok(Self { base: Box::new(self.base.map(f)?), a: f(&self.a)?, b: f(&self.b)? })
     }
 }

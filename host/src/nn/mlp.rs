@@ -1,7 +1,13 @@
 //! The position-wise part of a transformer block.
 
+use super::checks::misfit;
 use super::expert_cache::Hits;
-use super::{ExpertStream, Experts, Linear, Map, Matrix, RmsNorm, misfit};
+use super::experts::Experts;
+use super::hosted::ExpertStream;
+use super::linear::Linear;
+use super::map::Map;
+use super::matrix::Matrix;
+use super::norm::RmsNorm;
 use crate::ops::{self, Activation, Epilogue};
 use crate::problem::pieces::{MLP_ROWS, even_pieces, rows_per_launch};
 use crate::quant::QuantTensor;

@@ -1,6 +1,7 @@
 //! Normalisation over the last dimension.
 
-use super::{Map, expect_len, misfit};
+use super::checks::{expect_len, misfit};
+use super::map::Map;
 use crate::quant::QuantRows;
 use crate::{Device, Result, Tensor, ops};
 

@@ -4,7 +4,10 @@
 //! For each layout of tensors there are two sets of modules, one per place. So whichever layer is in a place, its kernels
 //! find the weights at the same addresses.
 
-use super::{Cache, Matrix, Rope, TransformerBlock};
+use super::attention::Rope;
+use super::block::TransformerBlock;
+use super::cache::Cache;
+use super::matrix::Matrix;
 use crate::cuda::{CudaDevice, count_host_bytes};
 use crate::memory::{LayerStream, PinnedBuffer};
 use crate::quant::Format;

@@ -31,7 +31,7 @@ pub fn cast_into(y: TensorMut, x: &Tensor) -> Result<()> {
     CHECK.shape("y", &y, x.dims(), "x's shape")?;
     let device = CHECK.device(&y, &[("x", x)])?;
     if x.dtype() == y.dtype() {
-        return super::copy_into(y, x);
+        return super::copy::copy_into(y, x);
     }
     match device {
         Device::Cpu => cpu::cast::cast(y, x),

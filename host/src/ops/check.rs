@@ -146,8 +146,3 @@ fn describe(device: &Device) -> String {
         Device::Cuda(cuda) => format!("{} (stream {:p})", device, cuda.stream().raw()),
     }
 }
-
-/// `x`, or a copy of it if it is a view that does not begin at a 16-byte boundary.
-pub(crate) fn aligned(x: &Tensor) -> Result<Tensor> {
-    if x.address().is_multiple_of(16) { Ok(x.clone()) } else { super::copy(x) }
-}

@@ -42,6 +42,11 @@ pub fn copy_into(y: TensorMut, x: &Tensor) -> Result<()> {
     }
 }
 
+/// `x`, or a copy of it if it is a view that does not begin at a 16-byte boundary.
+pub(crate) fn aligned(x: &Tensor) -> Result<Tensor> {
+    if x.address().is_multiple_of(16) { Ok(x.clone()) } else { copy(x) }
+}
+
 impl Tensor {
     /// This tensor if it is contiguous, else a contiguous copy.
     pub fn contiguous(&self) -> Result<Self> {

@@ -1,7 +1,9 @@
 //! Cross-entropy, alone and fused with the output matrix.
 
 use super::check::Check;
-use super::{Matmul, matmul, matmul_into};
+use super::matmul;
+use super::matmul::matmul_into;
+use crate::problem::matmul::Matmul;
 use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("cross_entropy");

@@ -1,7 +1,10 @@
 //! Products with quantised matrices by their dequantised values, in f32, for training: their gradients are exact.
 
-use super::check::{Check, aligned};
-use super::{Epilogue, dequantize, linear, matmul};
+use super::check::Check;
+use super::copy::aligned;
+use super::quant::dequantize;
+use super::{linear, matmul};
+use crate::problem::activate::Epilogue;
 use crate::quant::QuantTensor;
 use crate::{DType, Device, Result, Tensor, gpu};
 

@@ -1,7 +1,10 @@
 //! Mixture of experts: choosing experts, products with their matrices, and the weighted sum.
 
-use super::check::{Check, aligned};
-use super::{copy_into, embedding, linear, linear_into, quant_matmul_rows_into, quantize_rows};
+use super::check::Check;
+use super::copy::{aligned, copy_into};
+use super::linear::linear_into;
+use super::quant::{quant_matmul_rows_into, quantize_rows};
+use super::{embedding, linear};
 use crate::problem::activate::Epilogue;
 use crate::problem::experts::{ExpertRows, Places, Routes, Sorted};
 use crate::quant::QuantTensor;

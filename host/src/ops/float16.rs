@@ -1,6 +1,7 @@
 //! Conversion between f32 and the 16-bit formats of [`float16`](crate::float16).
 
-use super::check::{Check, aligned};
+use super::check::Check;
+use super::copy::aligned;
 use super::matmul::matmul_into;
 use crate::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
 use crate::problem::matmul::Matmul;

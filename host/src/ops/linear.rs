@@ -2,8 +2,9 @@
 
 use super::activate::activate_into;
 use super::check::Check;
+use super::elementwise::add_into;
 use super::matmul::fused_into;
-use super::{add_into, rms_norm};
+use super::rms_norm;
 use crate::problem::activate::{Activation, Epilogue};
 use crate::problem::matmul::{Fusion, Matmul};
 use crate::tensor::MAX_ELEMENTS;

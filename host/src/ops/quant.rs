@@ -1,9 +1,10 @@
 //! Quantised matrices: quantise, dequantise, multiply.
 
 use super::activate::{activate, activate_into};
-use super::check::{Check, aligned};
+use super::check::Check;
+use super::copy::{aligned, copy_into};
+use super::elementwise::add_into;
 use super::rms_norm::{self, rms_norm};
-use super::{add_into, copy_into};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::problem::pieces::QUANTIZE_PIECE;
 use crate::quant::{Format, QuantRows, QuantTensor};

@@ -1,7 +1,9 @@
 //! Quantising with given scales, which may be learned.
 
-use super::check::{Check, aligned};
-use super::{cast, dequantize};
+use super::cast;
+use super::check::Check;
+use super::copy::aligned;
+use super::quant::dequantize;
 use crate::quant::{Format, QuantTensor};
 use crate::{DType, Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
 use kernels_gpu::quant::blocks::BLOCK;

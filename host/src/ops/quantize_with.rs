@@ -1,6 +1,6 @@
 //! Quantisation with a choice of scales.
 
-use super::quantize;
+use super::quant::quantize;
 use crate::cpu::quant::{encode_row, reconstruct};
 use crate::quant::{Format, QuantTensor, ScaleChoice, name};
 use crate::{Device, Error, Result, Shape, Tensor};

@@ -65,12 +65,12 @@ pub fn rope_into(y: TensorMut, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 pub fn rope_backward(dy: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    rope(dy, cos, &super::scale(sin, -1.0)?)
+    rope(dy, cos, &super::elementwise::scale(sin, -1.0)?)
 }
 
 /// [`rope_backward`] into `dx`, under the conditions of `y` in [`rope_into`].
 pub fn rope_backward_into(dx: TensorMut, dy: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<()> {
-    rope_into(dx, dy, cos, &super::scale(sin, -1.0)?)
+    rope_into(dx, dy, cos, &super::elementwise::scale(sin, -1.0)?)
 }
 
 /// Checks that the elements of a head are contiguous.

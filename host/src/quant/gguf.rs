@@ -1,9 +1,11 @@
 //! GGUF's blocks, which interleave quants and scales. [The formats](kernels_gpu::quant::formats) say how.
 
-use super::{Format, GgmlType, QuantTensor, block_len, name};
+use super::format::{Format, block_len, name};
+use super::tensor::QuantTensor;
 use crate::parallel::InTasks;
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut};
 use half::f16;
+use kernels_gpu::quant::formats::GgmlType;
 use rayon::prelude::*;
 
 /// Blocks that a thread converts at a time: about 100 KB.

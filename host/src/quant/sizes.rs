@@ -1,6 +1,8 @@
 //! Sizes of quantised tensors before they are allocated, for planning memory.
 
-use super::{Format, QuantRows, QuantTensor, bits};
+use super::format::{Format, bits};
+use super::rows::QuantRows;
+use super::tensor::QuantTensor;
 use crate::{Result, Shape};
 use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
 

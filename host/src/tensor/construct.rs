@@ -1,6 +1,8 @@
 //! Tensors from a rule: a constant, a range, random numbers.
 
-use super::{Layout, Storage, Tensor};
+use super::Tensor;
+use super::layout::Layout;
+use super::storage::Storage;
 use crate::parallel::InTasks;
 use crate::{DType, Device, Element, Error, Result, Shape};
 use half::f16;

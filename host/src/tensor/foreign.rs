@@ -1,38 +1,14 @@
 //! Tensors over memory that belongs to another library.
 
-use super::{CpuBuffer, Layout, Storage, Tensor};
+use super::Tensor;
+use super::layout::Layout;
+use super::storage::{CpuBuffer, ForeignBytes, Storage};
 use crate::cuda::{CudaDevice, count_host_bytes};
 use crate::memory::{DeviceBuffer, PinnedBuffer, SharedHost};
 use crate::{DType, Device, Element, Error, Result, Shape};
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Host memory of another library.
-pub(crate) struct ForeignBytes {
-    start: NonNull<u8>,
-    len: usize,
-    /// The memory is valid until this is dropped.
-    _owner: Box<dyn Any + Send + Sync>,
-}
-
-// SAFETY: it is plain memory without thread affinity, and its owner is `Send`.
-unsafe impl Send for ForeignBytes {}
-// SAFETY: shared references only read.
-unsafe impl Sync for ForeignBytes {}
-
-impl ForeignBytes {
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory is valid and nobody writes it: the contract of `Tensor::from_foreign`.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is valid until the owner is dropped, and nobody else uses it while the tensor is written: the contract
-        // of `Tensor::from_foreign`.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
-    }
-}
 
 impl Tensor {
     /// A tensor over memory of another library; nothing is copied. `address` is that of the first element; strides are in
@@ -75,7 +51,8 @@ impl Tensor {
                 // An empty slice is aligned too.
                 let start = NonNull::new(address as *mut u8).filter(|_| bytes > 0);
                 let start = start.unwrap_or(NonNull::<u64>::dangling().cast());
-                Storage::Cpu(CpuBuffer::Foreign(ForeignBytes { start, len: bytes, _owner: owner }))
+                // SAFETY: this function's contract, for as many bytes as the layout spans.
+                Storage::Cpu(CpuBuffer::Foreign(unsafe { ForeignBytes::new(start, bytes, owner) }))
             }
             Device::Cuda(cuda) => {
                 // SAFETY: this function's contract, for as many bytes as the layout spans.
@@ -135,8 +112,9 @@ impl Tensor {
             Device::Cpu => {
                 let start =
                     NonNull::new(host.address() as *mut u8).unwrap_or(NonNull::<u64>::dangling().cast());
-                // The owner keeps the memory, which nobody writes; `bytes_mut` is for tensors without views, and `within` makes views.
-                let memory = ForeignBytes { start, len: host.len(), _owner: Box::new(host.clone()) };
+                // SAFETY: the owner keeps the memory, which nobody writes; `bytes_mut` is for tensors without views, and `within` makes
+                // views.
+                let memory = unsafe { ForeignBytes::new(start, host.len(), Box::new(host.clone())) };
                 Storage::Cpu(CpuBuffer::Foreign(memory))
             }
         };

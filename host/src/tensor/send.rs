@@ -1,6 +1,7 @@
 //! Tensors that are sent from device to device.
 
-use super::{Storage, Tensor};
+use super::Tensor;
+use super::storage::Storage;
 use crate::cuda::CudaDevice;
 use crate::memory::{InFlight, Link, Posted};
 use crate::{Error, Result};

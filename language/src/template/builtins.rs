@@ -10,9 +10,9 @@
 //! * tests: `defined`, `undefined`, `none`, `string`, `number`, `integer`, `float`, `boolean`, `true`, `false`,
 //!   `mapping`, `sequence`, `iterable`, `even`, `odd`, `divisibleby`, `in`, `equalto`, `eq`, `ne`
 
-use super::eval::{Result, Run};
-use super::value::{Loop, Value};
-use super::{MAX_DEPTH, STEP};
+use super::limits::{MAX_DEPTH, STEP};
+use super::run::{Result, Run};
+use super::value::Value;
 use serde_json::json;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -92,24 +92,6 @@ pub(super) fn function(run: &mut Run, name: &str, mut given: Given) -> Result<Va
         }
         _ => Err(format!("`{name}` is undefined, and no function that is supported")),
     }
-}
-
-pub(super) fn of_loop(Loop { items, index }: &Loop, name: &str) -> Result<Value> {
-    let (items, len) = (&items.items, items.items.len());
-    let number = |value: usize| Value::Int(value as i64);
-    let neighbour = |at: Option<usize>| at.and_then(|at| items.get(at)).cloned().unwrap_or(Value::Undefined);
-    Ok(match name {
-        "index" => number(index + 1),
-        "index0" => number(*index),
-        "revindex" => number(len - index),
-        "revindex0" => number(len - index - 1),
-        "first" => Value::Bool(*index == 0),
-        "last" => Value::Bool(index + 1 == len),
-        "length" => number(len),
-        "previtem" => neighbour(index.checked_sub(1)),
-        "nextitem" => neighbour(Some(index + 1)),
-        _ => return Err(format!("`loop.{name}` is not supported")),
-    })
 }
 
 pub(super) fn method(run: &mut Run, value: &Value, name: &str, given: Given) -> Result<Value> {

@@ -1,6 +1,7 @@
 //! Template source → text and tags, with the whitespace rules of Jinja2 under `trim_blocks` and `lstrip_blocks`.
 
-use super::{MAX_NAME, TemplateError};
+use super::error::TemplateError;
+use super::limits::MAX_NAME;
 use std::sync::Arc;
 
 /// A part of a template, and the line that it begins on.

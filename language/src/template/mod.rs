@@ -2,7 +2,7 @@
 //!
 //! A template comes with a checkpoint, and it is a program. Existing interpreters bound the number of its steps. They do
 //! not bound the memory of one step (`s ~ s` doubles a string) or its time (`[0] * 10 ** 9`), and some recurse as deep as a
-//! template demands. Here one budget is charged before each step. A step costs [`STEP`]; every byte of text and every list
+//! template demands. Here one budget is charged before each step. A step costs `STEP`; every byte of text and every list
 //! entry that is created, read, compared or printed costs at least one. The text has a limit of its own, since what is made of it later
 //! takes much more than itself. The parser bounds the nesting of expressions, and the
 //! constructors of values bound their depth, so recursion is bounded.
@@ -12,39 +12,18 @@
 //! is an error that names it.
 
 mod builtins;
+mod error;
 mod eval;
 mod lexer;
+mod limits;
 mod parser;
+mod run;
 mod value;
 
+pub use error::TemplateError;
 pub use value::Value;
 
-/// The most bytes of a template; published ones have up to 20 kB.
-const MAX_SOURCE: usize = 1 << 20;
-/// How deep expressions and blocks may be nested.
-const MAX_NESTING: usize = 64;
-/// How deep lists and dictionaries may be nested.
-const MAX_DEPTH: usize = 32;
-/// How deep macros may call each other.
-const MAX_CALLS: usize = 8;
-/// The budget of one rendering: at most about 3 s and 0.5 GB. A prompt of a million bytes costs some tens of millions.
-const BUDGET: u64 = 1 << 28;
-/// The most bytes of a name. Names are compared at each look-up.
-const MAX_NAME: usize = 256;
-/// The most bytes of an error's reason, which may quote the template.
-const MAX_REASON: usize = 1000;
-/// The cost of a step: it takes about as long as this many bytes.
-const STEP: usize = 32;
-
-/// Why a template can't be parsed or rendered.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("line {line}: {reason}")]
-pub struct TemplateError {
-    /// Of the template, from 1 on.
-    pub line: usize,
-    /// The error.
-    pub reason: String,
-}
+use limits::{BUDGET, MAX_DEPTH, MAX_SOURCE};
 
 /// A template that has been read.
 #[derive(Debug)]

@@ -3,9 +3,10 @@
 //! A chain becomes one node: `a + b - c` is one node with two steps, and so is `x.y.z`. So a tree is only as deep as its
 //! source is nested, and that is bounded.
 
+use super::error::TemplateError;
 use super::lexer::{Kind, Piece, Token};
+use super::limits::MAX_NESTING;
 use super::value::Value;
-use super::{MAX_NESTING, TemplateError};
 use std::sync::Arc;
 
 type Name = Arc<str>;

@@ -1,7 +1,8 @@
 //! The results of Jinja2 3.1.6 for the same templates, with the settings of transformers; and hostile templates.
 
+use super::limits::{BUDGET, MAX_CALLS, MAX_DEPTH, MAX_NESTING, MAX_SOURCE};
 use super::value::Value;
-use super::{BUDGET, MAX_CALLS, MAX_DEPTH, MAX_NESTING, MAX_SOURCE, Template, TemplateError};
+use super::{Template, TemplateError};
 
 fn value(json: &serde_json::Value) -> Value {
     match json {

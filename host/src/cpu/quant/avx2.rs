@@ -21,7 +21,7 @@
 //!
 //! How blocks are unpacked is in the formats' files ([`Avx2`]).
 
-use super::product::{Activations, ROWS, TILE};
+use super::tile::{Activations, ROWS, TILE};
 use crate::quant::{Format, QuantTensor, bits, bytes};
 use crate::simd;
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};

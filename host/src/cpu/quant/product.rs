@@ -12,7 +12,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
-use super::{DecodedRow, read_row};
+use super::row::{DecodedRow, read_row};
+use super::tile::{Activations, ROWS, TILE};
 use crate::cpu::{activate, slice, slice_mut};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{QuantRows, QuantTensor};
@@ -21,34 +22,10 @@ use crate::{Result, TensorMut};
 use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
 
-/// Columns of a tile: the f32 values of an AVX2 register.
-pub(super) const TILE: usize = 8;
-/// Rows of x in a piece: 96 KiB for 2048 columns, which leaves room for weights in an L2 cache of 256 KiB.
-pub(super) const ROWS: usize = 32;
 /// The most tiles of a task: more would push x out of the cache, fewer read it more often.
 const TILES: usize = 8;
 /// Multiply-adds below which parallel tasks cost more than they save.
 const PARALLEL: usize = 1 << 18;
-
-/// Quantised activations: rows of `k` quants, and for each block the bits of its scale and the sum of its quants.
-#[derive(Clone, Copy)]
-pub(super) struct Activations<'a> {
-    pub quants: &'a [i8],
-    pub scales: &'a [u32],
-    pub k: usize,
-}
-
-impl<'a> Activations<'a> {
-    pub fn rows(&self) -> usize {
-        self.quants.len() / self.k
-    }
-
-    /// The quants of a row, and the scales and sums of its blocks.
-    pub fn row(&self, row: usize) -> (&'a [i8], &'a [u32]) {
-        let blocks = self.k / BLOCK * 2;
-        (&self.quants[row * self.k..][..self.k], &self.scales[row * blocks..][..blocks])
-    }
-}
 
 pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
     let m = x.shape.rows_cols().0;

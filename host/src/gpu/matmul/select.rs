@@ -1,12 +1,11 @@
 //! Which matmul kernel, and how k is split: a pure function of the problem and the card's [`Table`].
 
+pub use super::query::{Layouts, Query, Types};
 use super::table::Table;
 use crate::problem::matmul::Variant;
 use crate::tensor::MAX_ELEMENTS;
 use kernels_gpu::matmul::regtile::{self, FAMILIES, Family, Size, strided};
 use kernels_gpu::matmul::vector;
-use serde::Serialize;
-use std::fmt;
 
 /// Warps wanted per multiprocessor in the few-row kernels: each has 4 KiB of b in flight.
 const VECTOR_WARPS: u32 = 12;
@@ -15,69 +14,6 @@ const VECTOR_WARPS: u32 = 12;
 pub const LOW_POWER_SLOWER: f64 = 1.1;
 /// The most splits of k: more cost more to add than they save.
 const MAX_SPLITS: u32 = 32;
-
-/// Element types, in the order of the kernels' tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Types {
-    F32,
-    F16,
-    /// a f32, b f16, c f32.
-    Mixed,
-}
-
-/// Which of a and b are transposed, in the order of the kernels' tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Layouts {
-    Nn,
-    Nt,
-    Tn,
-}
-
-/// Everything that the choice depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Query {
-    pub batch: u32,
-    pub m: u32,
-    pub n: u32,
-    pub k: u32,
-    /// Layouts for the kernels that load 16 bytes (f16: 8) at a time; `None` if strides or alignment do not allow it.
-    pub tile_layouts: Option<Layouts>,
-    /// Layouts for the few-row kernels; `None` if a is not contiguous along k, or b is not contiguous along either
-    /// dimension.
-    pub vector_layouts: Option<Layouts>,
-    pub types: Types,
-    pub multiprocessors: u32,
-    /// Whether to prefer less energy to a little time.
-    pub low_power: bool,
-}
-
-impl Query {
-    /// A single f32 product of aligned operands.
-    pub fn plain(layouts: Layouts, [m, n, k]: [u32; 3], multiprocessors: u32) -> Self {
-        let layouts = Some(layouts);
-        Self {
-            batch: 1,
-            m,
-            n,
-            k,
-            tile_layouts: layouts,
-            vector_layouts: layouts,
-            types: Types::F32,
-            multiprocessors,
-            low_power: false,
-        }
-    }
-}
-
-impl fmt::Display for Query {
-    /// `nt 16 × 2048 × 2048`: m, n and k.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { m, n, k, .. } = self;
-        let layouts =
-            self.tile_layouts.map_or_else(String::new, |layouts| format!("{layouts:?}").to_lowercase());
-        write!(f, "{layouts} {m} × {n} × {k}")
-    }
-}
 
 /// A kernel, without its types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //!
 //! `pascaline tune` makes a table for the present card. A user's table overrides the built-in one of the architecture.
 
-use super::select::Query;
+use super::query::Query;
 use crate::cuda::Properties;
 use crate::{Error, Result};
 use kernels_gpu::matmul::regtile::{FAMILIES, Family};

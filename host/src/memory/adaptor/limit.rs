@@ -1,6 +1,6 @@
 //! An adaptor that limits the bytes allocated at a time.
 
-use crate::memory::Upstream;
+use crate::memory::upstream::Upstream;
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,6 +1,6 @@
 //! An adaptor that counts.
 
-use crate::memory::Upstream;
+use crate::memory::upstream::Upstream;
 use crate::{Error, Result};
 use std::sync::{Mutex, PoisonError};
 

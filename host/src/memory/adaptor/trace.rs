@@ -2,7 +2,7 @@
 //! benchmarks.
 
 use crate::Result;
-use crate::memory::Upstream;
+use crate::memory::upstream::Upstream;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
@@ -26,7 +26,7 @@ pub struct Trace<U, S> {
 
 /// Numbers blocks and streams in the order of their first use.
 #[derive(Debug)]
-pub(in crate::memory) struct Recorder<S> {
+pub(crate) struct Recorder<S> {
     pub entries: Vec<Entry>,
     streams: Vec<S>,
     live: HashMap<u64, u32>,

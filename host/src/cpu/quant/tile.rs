@@ -1,0 +1,28 @@
+//! The tiles of a product, and the activations that they read.
+
+use kernels_gpu::quant::blocks::BLOCK;
+
+/// Columns of a tile: the f32 values of an AVX2 register.
+pub(super) const TILE: usize = 8;
+/// Rows of x in a piece: 96 KiB for 2048 columns, which leaves room for weights in an L2 cache of 256 KiB.
+pub(super) const ROWS: usize = 32;
+
+/// Quantised activations: rows of `k` quants, and for each block the bits of its scale and the sum of its quants.
+#[derive(Clone, Copy)]
+pub(super) struct Activations<'a> {
+    pub quants: &'a [i8],
+    pub scales: &'a [u32],
+    pub k: usize,
+}
+
+impl<'a> Activations<'a> {
+    pub fn rows(&self) -> usize {
+        self.quants.len() / self.k
+    }
+
+    /// The quants of a row, and the scales and sums of its blocks.
+    pub fn row(&self, row: usize) -> (&'a [i8], &'a [u32]) {
+        let blocks = self.k / BLOCK * 2;
+        (&self.quants[row * self.k..][..self.k], &self.scales[row * blocks..][..blocks])
+    }
+}
