@@ -1,16 +1,13 @@
 //! `pascaline bench`: checks every bench case, times it and prints a row.
 
-use super::bench_memory;
-use super::bench_model::{self, ModelBench};
+use super::bench_model_args::ModelBench;
 use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
-use super::bench_serve;
 use super::case_args::CaseArgs;
 use super::ceiling::{Bound, Ceiling, Ceilings, Copies, Needs};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
 use super::measure::{Clock, Way};
-use super::model::LoadArgs;
 use super::screen::{Screen, Style};
 use super::table;
 use pascaline::DType;
@@ -45,11 +42,11 @@ pub(super) struct Args {
 
     /// Measure the memory pool, copies, graphs and prefetching instead of the ops, each against its target.
     #[arg(long, conflicts_with_all = ["only", "all", "against"])]
-    memory: bool,
+    pub memory: bool,
 
     /// Load-test a running server instead, such as `serve` or any other with OpenAI's interface. PASCALINE_API_KEY is sent.
     #[arg(long, value_name = "URL", group = "target", conflicts_with_all = ["only", "all", "against", "memory"])]
-    serve: Option<String>,
+    pub serve: Option<String>,
 
     #[command(flatten)]
     pub of_model: ModelBench,
@@ -182,23 +179,6 @@ pub(super) struct Bench {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    if args.memory {
-        return bench_memory::run(args);
-    }
-    if let Some(url) = &args.serve {
-        let &[tokens] = args.tokens.as_slice() else {
-            return Err(Failure::Usage("--serve takes one number of --tokens".to_owned()));
-        };
-        return bench_serve::run(args, url, tokens);
-    }
-    if let Some(model) = &args.of_model.model {
-        return bench_model::run(args, model);
-    }
-    if args.of_model.load != LoadArgs::default() {
-        return Err(Failure::Usage(
-            "--devices, --dtype and the other options for loading a model go with --model".to_owned(),
-        ));
-    }
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
     let (device, reason) = args.select.device.open()?;
     let mut report = args.select.output.report()?;

@@ -11,15 +11,20 @@ mod bench_memory;
 #[cfg(feature = "bench")]
 mod bench_model;
 #[cfg(feature = "bench")]
+mod bench_model_args;
+#[cfg(feature = "bench")]
 mod bench_row;
 #[cfg(feature = "bench")]
 mod bench_serve;
+#[cfg(feature = "bench")]
+mod benches;
 #[cfg(feature = "bench")]
 mod case_args;
 #[cfg(feature = "bench")]
 mod ceiling;
 mod chat;
 mod chat_commands;
+mod colours;
 mod completions;
 mod compose;
 mod content;
@@ -91,6 +96,7 @@ mod state;
 mod table;
 #[cfg(feature = "bench")]
 mod tune;
+mod types;
 #[cfg(feature = "bench")]
 mod validate;
 #[cfg(feature = "bench")]
@@ -199,7 +205,7 @@ fn main() -> ExitCode {
     });
     let result = match cli.command {
         #[cfg(feature = "bench")]
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => benches::run(&args),
         #[cfg(feature = "bench")]
         Command::Validate(args) => validate::run(&args),
         #[cfg(feature = "bench")]

@@ -72,7 +72,7 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(model) = &args.of_model.model {
-        return profile_model::run(args, model);
+        return profile_model::run(&args.of_model, &args.ptxas, &args.output, model);
     }
     let cases = chosen(args.case.as_deref().unwrap_or_default(), args.all)?;
     let report = args.output.report()?;

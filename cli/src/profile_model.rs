@@ -8,11 +8,12 @@ use super::bench_model::{GO_ON, Subject, options};
 use super::costs::{Costs, MODEL, print_assumptions};
 use super::device::DeviceArg;
 use super::failure::Failure;
-use super::model::{LoadArgs, ModelArgs, Work, cache_formats};
-use super::profile::Args;
-use super::ptxas::Registers;
+use super::model::{LoadArgs, ModelArgs, Work};
+use super::output::Output;
+use super::ptxas::{self, Registers};
 use super::screen::Style;
 use super::table::{self, Column, percent};
+use super::types::cache_formats;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use pascaline::kv::KvFormat;
 use pascaline::{Device, cuda};
@@ -117,8 +118,12 @@ struct Json<'a> {
     passes: &'a [Pass],
 }
 
-pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
-    let (own, output) = (&args.of_model, &args.output);
+pub(super) fn run(
+    own: &ModelProfile,
+    ptxas: &ptxas::Choice,
+    output: &Output,
+    path: &Path,
+) -> Result<(), Failure> {
     let (card, prompt_tokens) = (own.card, own.prompt_tokens as usize);
     let config = Config::from_env().map_err(Failure::Usage)?;
     configure(Config { card, checks: Checks::NONE, traffic: true, once: true, late: false, ..config })
@@ -176,7 +181,7 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let mut kernels: Vec<_> = prefill.iter().chain(decode).map(|report| report.kernel.as_str()).collect();
     kernels.sort_unstable();
     kernels.dedup();
-    let registers = Registers::count(&args.ptxas, &ptx, &module, &kernels)?;
+    let registers = Registers::count(ptxas, &ptx, &module, &kernels)?;
     let after = prompt_tokens + ANSWER - 2;
     let passes = [
         Pass::new(format!("pp{prompt_tokens}"), prompt_tokens, prefill, &registers, card),

@@ -32,18 +32,11 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use time::TimeLimit;
+use time::{BENCH, ESTIMATES, TimeLimit, VALIDATE};
 use watch::{Temperatures, Thermometer};
 
 /// The default file of the results; the page for people has the same name with the ending .md.
 const FILE: &str = "pascaline-report.json";
-/// The latest end of each part, as a share of the whole time. Time that a part leaves goes to the next one.
-const VALIDATE: f64 = 0.35;
-const MODEL_FILES: f64 = 0.48;
-const MODEL: f64 = 0.58;
-/// A fast card is done with the parts above early, and times the more cases.
-const BENCH: f64 = 0.86;
-const ESTIMATES: f64 = 0.98;
 /// The longest time to keep a GPU busy before the first timing.
 const WARM_UP: Duration = Duration::from_secs(10);
 

@@ -1,6 +1,6 @@
 //! Aligned columns that fit the terminal, printed row by row, and numbers of a fixed width.
 
-use super::screen::{Colours, Style};
+use super::colours::{Colours, Style};
 use std::time::Duration;
 
 /// A column. Its width is fixed, because rows are printed as they are computed.

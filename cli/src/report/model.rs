@@ -1,8 +1,7 @@
 //! The model part of a report: a model with random weights and the published 2B model's size, in the best type in which it
 //! fits the card whole. Its files are written for the report and deleted.
 
-use super::time::{Part, TimeLimit};
-use super::{MODEL, MODEL_FILES};
+use super::time::{MODEL, MODEL_FILES, Part, TimeLimit};
 use crate::device::DeviceArg;
 use crate::environment::is_virtual;
 use crate::failure::Failure;

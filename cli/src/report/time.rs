@@ -13,6 +13,13 @@ pub(super) struct TimeLimit {
     interrupted: Arc<AtomicBool>,
 }
 
+/// The latest end of each part, as a share of the whole time. Time that a part leaves goes to the next one.
+pub(super) const VALIDATE: f64 = 0.35;
+pub(super) const MODEL_FILES: f64 = 0.48;
+pub(super) const MODEL: f64 = 0.58;
+/// A fast card is done with the parts above early, and times the more cases.
+pub(super) const BENCH: f64 = 0.86;
+pub(super) const ESTIMATES: f64 = 0.98;
 /// The end of the whole time, which no part exceeds.
 const LAST: f64 = 0.98;
 
