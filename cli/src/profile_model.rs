@@ -21,7 +21,7 @@ use pascaline_virtual_gpu::{
     Card, Checks, Config, LaunchReport, Module, configure, keep_reports, take_findings, take_reports,
 };
 use qwen3_vl::footprint::Workload;
-use qwen3_vl::sampling::Sampler;
+use qwen3_vl::sampling::{Constraint, Sampler};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -118,6 +118,21 @@ struct Json<'a> {
     passes: &'a [Pass],
 }
 
+/// Chooses the first token whatever the logits. Of equal launches one is run, so most values are not computed, and some may be NaN.
+struct FirstToken;
+
+impl Constraint for FirstToken {
+    fn mask(&mut self, logits: &mut [f32]) -> pascaline::Result<()> {
+        logits.fill(f32::NEG_INFINITY);
+        logits.iter_mut().take(1).for_each(|logit| *logit = 0.0);
+        Ok(())
+    }
+
+    fn accept(&mut self, _token: u32) -> pascaline::Result<()> {
+        Ok(())
+    }
+}
+
 pub(super) fn run(
     own: &ModelProfile,
     ptxas: &ptxas::Choice,
@@ -158,7 +173,7 @@ pub(super) fn run(
     let prompt = subject.prompt(0, prompt_tokens, 0)?;
     let mut session = loaded.model.session()?;
     let asked = options(ANSWER);
-    let sampler = Sampler::new(asked.sampling.clone(), &prompt.ids)?;
+    let sampler = Sampler::new(asked.sampling.clone(), &prompt.ids)?.constrained(Some(Box::new(FirstToken)));
     keep_reports();
     let mut passes = Vec::new();
     loaded

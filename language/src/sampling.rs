@@ -208,17 +208,24 @@ impl Sampler {
     /// The next token. `logits` has one value per token of the vocabulary and is changed.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] if a logit is NaN or +∞, or all are −∞; or an error of the constraint.
+    /// [`Error::NotFinite`] if the logit of a token that may come is NaN or +∞, or all are −∞; or an error of the constraint.
     pub fn next(&mut self, logits: &mut [f32]) -> Result<u32> {
-        if let Some(index) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
-            let value = logits[index].to_string();
-            return Err(Error::NotFinite { what: "the logits", value, index });
+        let finite = |logits: &[f32]| match logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY) {
+            Some(index) => {
+                let value = logits[index].to_string();
+                Err(Error::NotFinite { what: "the logits", value, index })
+            }
+            None => Ok(()),
+        };
+        if self.report.is_some() {
+            finite(logits)?;
         }
         let reported = self.report.map(|count| (Distribution::new(logits), count));
         self.penalize(logits);
         if let Some(constraint) = &mut self.constraint {
             constraint.mask(logits)?;
         }
+        finite(logits)?; // of tokens that may come
         let best = logits.iter().enumerate().fold(None, |best: Option<(usize, f32)>, (index, &logit)| {
             // on ties, the first
             if best.is_none_or(|(_, largest)| logit > largest) { Some((index, logit)) } else { best }

@@ -128,8 +128,8 @@ impl LayerStream {
 
     /// Orders the kernels' stream after the copies that were queued so far, so that it may write what these read.
     pub(crate) fn after_copies(&self) -> Result<()> {
-        let loaded = self.places.iter().filter(|place| place.layer.is_some());
-        loaded.map(|place| self.device.stream().wait(&place.uploaded)).collect()
+        let mut loaded = self.places.iter().filter(|place| place.layer.is_some());
+        loaded.try_for_each(|place| self.device.stream().wait(&place.uploaded))
     }
 
     /// The streams of kernels and of copies.
