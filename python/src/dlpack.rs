@@ -3,9 +3,9 @@
 //! The structures and the protocol are those of DLPack 1.0 and of the Python specification
 //! (<https://dmlc.github.io/dlpack/latest/>); both versioned and older unversioned capsules are supported.
 
+use crate::address::address;
 use crate::device::{self, detached};
-use crate::error::{Failure, Result, unsupported};
-use crate::tensor::{address, no_such_type};
+use crate::error::{Failure, Result, no_such_type, unsupported};
 use pascaline::cuda::CudaDevice;
 use pascaline::{DType, Device, Tensor, ops};
 use pyo3::exceptions::{PyBufferError, PyTypeError};

@@ -97,3 +97,9 @@ fn exception(py: Python, error: &Error) -> PyResult<PyErr> {
         false => Ok(PyRuntimeError::new_err(error.to_string())),
     }
 }
+
+/// The error of a DLPack or numpy type that no tensor has.
+pub fn no_such_type(op: &'static str, name: impl Into<String>) -> Failure {
+    let (value, reason) = (name.into(), "elements are float32, float16 or uint32".into());
+    Error::Unsupported { op, argument: "dtype", value, reason }.into()
+}

@@ -4,6 +4,7 @@
 
 #![allow(clippy::too_many_arguments, reason = "a Python function's keyword arguments are parameters here")]
 
+mod address;
 mod device;
 mod dlpack;
 mod error;

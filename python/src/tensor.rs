@@ -1,11 +1,12 @@
 //! Tensors: from and to numpy without a copy where the memory is the host's.
 
+use crate::address::address;
 use crate::device::{self, PyDevice, detached};
 use crate::dlpack;
-use crate::error::{Failure, Result, unsupported};
+use crate::error::{Result, unsupported};
 use half::f16;
 use pascaline::internals::address as device_address;
-use pascaline::{DType, Device, Error, Tensor, ops};
+use pascaline::{DType, Device, Tensor, ops};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -344,19 +345,6 @@ impl PyTensor {
     }
 }
 
-/// The address of the first element; 0 without elements.
-pub fn address(x: &Tensor) -> u64 {
-    fn first<T: pascaline::Element>(x: &Tensor) -> u64 {
-        x.as_slice::<T>().filter(|values| !values.is_empty()).map_or(0, |values| values.as_ptr() as u64)
-    }
-    match (x.device(), x.dtype()) {
-        (Device::Cuda(_), _) => device_address(x),
-        (Device::Cpu, DType::F32) => first::<f32>(x),
-        (Device::Cpu, DType::F16) => first::<f16>(x),
-        (Device::Cpu, DType::U32) => first::<u32>(x),
-    }
-}
-
 /// numpy's description of a tensor in host memory.
 fn interface<'py>(py: Python<'py>, x: &Tensor, read_only: bool) -> PyResult<Bound<'py, PyDict>> {
     let size = x.dtype().size();
@@ -500,10 +488,4 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(full, module)?)?;
     module.add_function(wrap_pyfunction!(arange, module)?)?;
     module.add_function(wrap_pyfunction!(randn, module)?)
-}
-
-/// The error of a DLPack or numpy type that no tensor has.
-pub fn no_such_type(op: &'static str, name: impl Into<String>) -> Failure {
-    let (value, reason) = (name.into(), "elements are float32, float16 or uint32".into());
-    Error::Unsupported { op, argument: "dtype", value, reason }.into()
 }

@@ -29,7 +29,8 @@
 //! [`sparse::backward`](super::sparse::backward) take them from lists.
 
 use super::prefill::read_indices;
-use super::{Strides, not_zero, unroll};
+use super::tensors::{Strides, not_zero};
+use super::unroll::unroll;
 use crate::device::math::{exp2, fma, log2, rcp};
 use crate::device::{Element, F16, Shared};
 use cuda_std::prelude::*;

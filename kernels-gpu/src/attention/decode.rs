@@ -28,7 +28,8 @@
 //!    q is 0 there.
 
 use super::merge::{Merge, Scratch, base};
-use super::{Strides, Tensors, by_width, not_zero, tensors, unroll, visible};
+use super::tensors::{Strides, Tensors, by_width, not_zero, tensors, visible};
+use super::unroll::unroll;
 use crate::device::math::{exp2, fma};
 use crate::device::{Element, F16};
 use crate::kv::{Stored, for_each_storage};

@@ -5,7 +5,7 @@
 //!
 //! Source: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax", section 3.1.
 
-use super::unroll;
+use super::unroll::unroll;
 use crate::device::element::read4;
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, Shared, ticket};

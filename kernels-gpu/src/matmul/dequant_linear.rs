@@ -12,8 +12,8 @@
 //! | dequant_linear_dx_‹f›    | dy·w    | 64 × 64, 2   |
 
 use super::load::{AlongK, Load, PAD};
+use super::product::{Product, k_range};
 use super::regtile::{BK, shared_bytes, tile, tile_place};
-use super::{Product, k_range};
 use crate::device::Shared;
 use crate::quant::formats::{q4_0::Q4_0, q4_k::Q4K, q8_0::Q8_0};
 use crate::quant::weights::{BLOCK_VALUES, Matrix, Weights};

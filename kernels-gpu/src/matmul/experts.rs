@@ -8,8 +8,8 @@
 //! | matmul_experts64_‹t›      | 64 × 64, two slices | rows are sorted and aligned                 |
 //! | matmul_experts1_‹t›       | columns of one row  | few rows, or those that are not aligned     |
 
-use super::Product;
 use super::load::{AlongK, Load, PAD};
+use super::product::Product;
 use super::regtile::{self, BK, shared_bytes};
 use super::vector::{Nt, SUMS, WARPS, nt};
 use crate::activate::IDENTITY;

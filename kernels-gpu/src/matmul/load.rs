@@ -1,9 +1,10 @@
 //! Loads a tile of a or b from global into shared memory: along k, along the width, or by any strides.
 
-use super::regtile::BK;
 use crate::device::{Element, Shared};
 use cuda_std::inlined;
 
+/// Rows of a and b that a slice has in shared memory at a time.
+pub const BK: u32 = 8;
 /// Floats of padding after each row of a tile in shared memory. With 4, the transposing stores of a warp go to 32 different
 /// banks, and every row begins at a multiple of 16 bytes.
 pub(super) const PAD: u32 = 4;

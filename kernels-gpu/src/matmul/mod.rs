@@ -15,6 +15,7 @@
 pub mod dequant_linear;
 pub mod experts;
 mod load;
+mod product;
 pub mod reduce;
 pub mod regtile;
 pub mod vector;
@@ -22,7 +23,7 @@ mod write;
 
 use crate::device::F16;
 use crate::float16::Float16;
-use cuda_std::{KernelSpec, thread};
+use cuda_std::KernelSpec;
 use reduce::Reduce;
 use regtile::wide128;
 use regtile::{AnyStrides, ByLayouts, Tile, strided, tile32, tile64, tile64_coded, tile64x128, tile128};
@@ -95,72 +96,3 @@ pub const OF_E8: Kernels<f32, Float16<8>, f32> = Kernels {
     vector_nn: None,
     reduce: reduce::matmul_reduce_f32,
 };
-
-/// The outputs and the epilogue's operands of every kernel; the fields are as in [`Tile`].
-struct Product<C> {
-    /// This block's partial sums [m, n], or null to write to c.
-    partial: *mut f32,
-    m: u32,
-    n: u32,
-    ldc: u32,
-    alpha: f32,
-    beta: f32,
-    bias: *const C,
-    /// The operands of this block's batch entry.
-    addend: *const C,
-}
-
-impl<C> Product<C> {
-    /// For a grid in which y is the split and z the batch entry.
-    #[inline(always)]
-    fn new(
-        partial: *mut f32,
-        [m, n, ldc, stride_c]: [u32; 4],
-        [alpha, beta]: [f32; 2],
-        bias: *const C,
-        addend: *const C,
-    ) -> Self {
-        let mut own = partial;
-        if !partial.is_null() {
-            let entry = thread::block_idx_y() * thread::grid_dim_z() + thread::block_idx_z();
-            own = partial.wrapping_add((entry * m * n) as usize);
-        }
-        Self {
-            partial: own,
-            m,
-            n,
-            ldc,
-            alpha,
-            beta,
-            bias,
-            addend: addend.wrapping_add(batch_offset(stride_c)),
-        }
-    }
-}
-
-/// These [`Product`] fields of a kernel's parameters.
-macro_rules! product {
-    ($p:ident) => {
-        crate::matmul::Product::new(
-            $p.partial,
-            [$p.m, $p.n, $p.ldc, $p.stride_c],
-            [$p.alpha, $p.beta],
-            $p.bias,
-            $p.addend,
-        )
-    };
-}
-use product;
-
-/// The first elements of this block's batch entry.
-#[inline(always)]
-fn batch_offset(stride: u32) -> usize {
-    (thread::block_idx_z() * stride) as usize
-}
-
-/// This block's first k, and its number of k.
-#[inline(always)]
-fn k_range(k: u32, k_chunk: u32) -> (u32, u32) {
-    let first = thread::block_idx_y() * k_chunk;
-    (first, k_chunk.min(k - first))
-}

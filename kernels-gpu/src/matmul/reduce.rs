@@ -2,7 +2,8 @@
 //!
 //! With no splits c becomes bias + beta·d, which is the product of matrices with k = 0.
 
-use super::{Product, batch_offset, write};
+use super::product::{Product, batch_offset};
+use super::write;
 use crate::device::{Element, F16};
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;

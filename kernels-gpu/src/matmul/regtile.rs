@@ -21,8 +21,10 @@
 //! ‹ll› is nn, nt (b is the transpose of a row-major [n, k]) or tn (a is the transpose of a row-major [k, m]);
 //! ‹t› is f32, f16, or mixed (a f32, b f16, c f32).
 
+pub use super::load::BK;
 use super::load::{AlongK, AlongWidth, Load, PAD, Strided};
-use super::{Product, batch_offset, k_range, product, write};
+use super::product::{Product, batch_offset, k_range, product};
+use super::write;
 use crate::device::math::fma;
 use crate::device::{Element, F16, Shared};
 use crate::float16::Float16;
@@ -30,8 +32,6 @@ use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec, gpu_only};
 
-/// Rows of a and b that a slice has in shared memory at a time.
-pub const BK: u32 = 8;
 /// Tile rows whose blocks go through the tile columns together, so that resident blocks share rows and columns in L2.
 const GROUP: u32 = 8;
 

@@ -16,7 +16,8 @@
 //! The norm's factor is the same for all of a row. So the sum of squares is computed along with the product, and the factor
 //! is applied at the end. With [`SWIGLU`], columns j and j + n/2 give column j of c: [m, n/2].
 
-use super::{batch_offset, k_range, product, write};
+use super::product::{batch_offset, k_range, product};
+use super::write;
 use crate::activate::{IDENTITY, SWIGLU, activate};
 use crate::device::math::{fma, rsqrt};
 use crate::device::vector::load_raw;

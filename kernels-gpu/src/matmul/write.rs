@@ -1,6 +1,6 @@
 //! The epilogue: writes a kernel's sums to c, or with split-K to the partial sums.
 
-use super::Product;
+use super::product::Product;
 use crate::device::Element;
 use crate::device::math::fma;
 use cuda_std::inlined;

@@ -1,29 +1,12 @@
 //! How products with a vector read quantised activations: one unit of weights at a time, from global or shared memory.
 
 use super::blocks::RowScale;
+pub(crate) use super::inputs::{BlockInput, Inputs};
 use super::unroll::unroll;
 use super::weights::{BLOCK_VALUES, Weights};
 use crate::device::Shared;
 use crate::device::int8::{load_pair, load_words};
 use cuda_std::inlined;
-
-/// The activations for one unit of weights.
-#[derive(Clone, Copy)]
-pub(crate) struct Inputs {
-    /// Runs of 16 values; for units of 32 values only the first two are used.
-    pub runs: [[u32; 4]; 4],
-    /// The scales and sums of the unit's blocks.
-    pub blocks: [BlockInput; 2],
-}
-
-/// The scale of 32 activations, and a number that depends on their sum.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct BlockInput {
-    /// Their scale.
-    pub scale: f32,
-    /// [`Weights::of_sum`] of the block: each format needs the sum in a different form.
-    pub sum: u32,
-}
 
 impl Inputs {
     /// The activations for unit `unit`, from `x`.

@@ -25,6 +25,7 @@ pub mod decode;
 pub mod encode;
 pub mod epilogue;
 pub mod formats;
+mod inputs;
 pub mod norm;
 pub mod scaled;
 pub mod search;

@@ -1,8 +1,8 @@
 //! How kernels read a format. Tiles read a row's quants in chunks of 16 bytes; products with a vector read units of one or
 //! two blocks.
 
-use super::activations::Inputs;
 use super::blocks::{BLOCK, BLOCKS_PER_SUPER, RowScale, SUPER_BLOCK};
+use super::inputs::Inputs;
 use super::unroll::unroll;
 use crate::device::element::load_half;
 use crate::device::int8::{dp4a, load_words, nibbles};
@@ -138,7 +138,7 @@ pub(crate) trait Weights: Copy {
     /// Converts the result of [`raw`](Self::raw) for a unit; `lane` is the unit modulo 32.
     fn scale(raw: Self::Raw, lane: u32) -> Self::Scale;
 
-    /// The block's sum in the form that the format needs for [`BlockInput::sum`](super::activations::BlockInput::sum); 0 if
+    /// The block's sum in the form that the format needs for [`BlockInput::sum`](super::inputs::BlockInput::sum); 0 if
     /// it needs none.
     fn of_sum(_row: RowScale) -> u32 {
         0

@@ -5,12 +5,12 @@
 //!    splits that a sequence does not have return at once.
 //! 3. A sequence without keys gives 0, as in the dense kernels; so a launch may have more rows than there are sequences.
 
-use super::{Table, keys_per_split};
+use super::table::{Table, keys_per_split};
 use crate::attention::decode::{
     Instance, Instances, Keys, THREADS, acc_elements, decode, instance, keys, shuffles, state_elements,
 };
 use crate::attention::merge::Scratch;
-use crate::attention::{Strides, Tensors, by_width};
+use crate::attention::tensors::{Strides, Tensors, by_width};
 use crate::device::F16;
 use crate::device::element::load_word;
 use crate::kv::{Stored, for_each_storage};

@@ -16,31 +16,15 @@
 
 pub mod decode;
 pub mod prefill;
+mod table;
 
-use super::decode::{Instances, KEY_STEP};
-use crate::device::element::load_word_at;
+use super::decode::Instances;
 use crate::kv::Storage;
 use cuda_std::KernelSpec;
 
 pub use decode::PagedDecode;
 pub use prefill::PagedPrefill;
-
-/// Tokens of a page. A sequence leaves half a page empty on average: 8 tokens, which is below 5 % from 160 tokens on. A page
-/// of a kv head with 128 columns in 16 bits is 4 KB, many times the size of an efficient transfer, so larger pages would
-/// gain nothing.
-pub const PAGE: u32 = 16;
-
-/// The fewest keys of a split: with fewer, merging costs as much as the split saves.
-pub const MIN_SPLIT_KEYS: u32 = 64;
-
-/// The length of the splits of a sequence of `len` keys, of which there are at most `splits`. It depends only on the
-/// sequence, so a sequence gives the same bits whichever others are in the launch.
-#[inline(always)]
-pub const fn keys_per_split(len: u32, splits: u32) -> u32 {
-    let splits = if splits == 0 { 1 } else { splits };
-    let keys = len.div_ceil(splits).next_multiple_of(KEY_STEP);
-    if keys < MIN_SPLIT_KEYS { MIN_SPLIT_KEYS } else { keys }
-}
+pub use table::{MIN_SPLIT_KEYS, PAGE, keys_per_split};
 
 /// The kernels of one storage of k and v; q and out are f32.
 #[derive(Clone, Copy)]
@@ -55,27 +39,5 @@ impl Kernels {
     /// Those for k and v stored so.
     pub const fn of(storage: Storage) -> Self {
         Self { decode: decode::INSTANCES[storage as usize], prefill: prefill::SPECS[storage as usize] }
-    }
-}
-
-/// A sequence's pages.
-#[derive(Clone, Copy)]
-struct Table {
-    /// The numbers of its pages.
-    pages: *const u32,
-    /// The pool's last row.
-    last_row: u32,
-}
-
-impl Table {
-    /// The pool's row of key `n`.
-    ///
-    /// # Safety
-    /// The table has an entry for the key.
-    #[inline(always)]
-    unsafe fn row(self, n: u32) -> u32 {
-        // SAFETY: the table has the entry: this function's contract.
-        let page = unsafe { load_word_at(self.pages, n / PAGE) };
-        (page * PAGE + n % PAGE).min(self.last_row)
     }
 }

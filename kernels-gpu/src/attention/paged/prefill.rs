@@ -2,13 +2,13 @@
 //!
 //! As the dense kernels, except for the addresses of keys.
 
-use super::Table;
+use super::table::Table;
 use crate::attention::prefill::dense::{Dense, KEYS};
 use crate::attention::prefill::{
     BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, bn, chunks_elements, half_elements, prefill,
     sums_elements,
 };
-use crate::attention::{Strides, by_width, not_zero, tensors};
+use crate::attention::tensors::{Strides, by_width, not_zero, tensors};
 use crate::device::F16;
 use crate::kv::{Stored, for_each_storage};
 use cuda_std::prelude::*;

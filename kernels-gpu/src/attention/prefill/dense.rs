@@ -12,12 +12,14 @@
 //! instructions are multiply-adds. With four, a third block is resident; on an H200 that took 3 to 7 % longer (head_dim 64),
 //! 7 to 38 % (128).
 
-use super::{
+use super::block::{
     BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, bn, chunks_elements, half_elements, key_of,
-    prefill, read_indices, sums_elements,
+    read_indices, sums_elements,
 };
+use super::pass::prefill;
 use crate::attention::merge::{base, partial_elements};
-use crate::attention::{Strides, by_width, not_zero, tensors, unroll};
+use crate::attention::tensors::{Strides, by_width, not_zero, tensors};
+use crate::attention::unroll::unroll;
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, F16};
 use crate::kv::{Stored, for_each_storage};

@@ -1,7 +1,7 @@
 //! Loads Q, K and V into shared memory, chunk by chunk.
 
-use super::{BK, PAD, Work, bm, bn, key_of, v_keys};
-use crate::attention::unroll;
+use super::block::{BK, PAD, Work, bm, bn, key_of, v_keys};
+use crate::attention::unroll::unroll;
 use crate::device::{Element, Shared};
 use crate::kv::Stored;
 use cuda_std::inlined;

@@ -1,7 +1,7 @@
 //! The two products of a tile, each over one chunk in shared memory, as outer products of registers.
 
-use super::v_keys;
-use crate::attention::unroll;
+use super::block::v_keys;
+use crate::attention::unroll::unroll;
 use crate::device::Shared;
 use crate::device::math::fma;
 

@@ -4,9 +4,9 @@
 //! 16 columns, which may be anywhere in the sequence, and the pattern of each with 16 of the rows; so blocks of all sizes of masks cost
 //! what they cover. The list of keys' rows is that of the transposed mask. Without a listed tile gradients are 0.
 
-use super::TILE_WORDS;
+use super::lists::TILE_WORDS;
 use crate::attention::backward::{BUFFER, Backward, Place, ROWS, THREADS, TILE, Work, of_keys, of_queries};
-use crate::attention::not_zero;
+use crate::attention::tensors::not_zero;
 use crate::device::F16;
 use crate::device::element::load_word;
 use cuda_std::prelude::*;

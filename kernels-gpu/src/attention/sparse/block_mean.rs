@@ -2,7 +2,7 @@
 //!
 //! x: [b, heads, rows, head_dim] with any outer strides; y: [b · heads, ceil(rows / block), head_dim] f32.
 
-use crate::attention::{Strides, not_zero};
+use crate::attention::tensors::{Strides, not_zero};
 use crate::device::{Element, F16};
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;

@@ -3,12 +3,12 @@
 //! A unit is a set of query heads that share both keys and mask: those of a kv head or, if these have different masks, of a
 //! mask head. The list's groups count as one row of keys, and are split like the keys of the dense kernels.
 
-use super::GROUP;
+use super::lists::GROUP;
 use crate::attention::decode::{
     Instance, Instances, Keys, THREADS, acc_elements, decode, shuffles, state_elements,
 };
 use crate::attention::merge::Scratch;
-use crate::attention::{Strides, tensors};
+use crate::attention::tensors::{Strides, tensors};
 use crate::device::F16;
 use crate::device::element::load_word;
 use cuda_std::KernelInfo;

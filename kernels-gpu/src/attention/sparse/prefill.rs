@@ -10,13 +10,14 @@
 //! 5. Items come longest first. The items of a row of tiles that was split leave partial results, which a second kernel
 //!    merges (Milakov & Gimelshein 2018, section 3.1).
 
-use super::{ITEM_WORDS, NO_SLOT, SPLIT_WORDS, tile_words};
+use super::lists::{ITEM_WORDS, NO_SLOT, SPLIT_WORDS, tile_words};
 use crate::attention::merge::{merge, partial_elements};
 use crate::attention::prefill::{
     PAD, Place, SHUFFLES, Scratch, THREADS, Work, bm, bn, chunks_elements, half_elements, prefill,
     read_indices, sums_elements, thread_index, threads,
 };
-use crate::attention::{Strides, not_zero, tensors, unroll};
+use crate::attention::tensors::{Strides, not_zero, tensors};
+use crate::attention::unroll::unroll;
 use crate::device::element::{load_4_words, load_word, load_word_at};
 use crate::device::{Element, F16};
 use cuda_std::prelude::*;

@@ -4,7 +4,7 @@
 
 use super::super::blocks::{BLOCK, BLOCKS_PER_SUPER, Half, SUPER_BLOCK};
 use super::super::weights::{Matrix, Weights};
-use super::Format;
+use super::format::Format;
 use crate::float16::Float16;
 
 const _: () = assert!(cfg!(target_endian = "little"));

@@ -5,6 +5,7 @@
 //! if it can be written, encoded. Everything else asks: kernels by the lists that [`for_each_format!`](crate::for_each_format) makes,
 //! the host by [`Descriptor`] and [`GgmlType`].
 
+mod format;
 pub mod i8;
 pub mod iq4_nl;
 pub mod iq4_xs;
@@ -29,32 +30,12 @@ mod q5_0;
 #[cfg(not(target_arch = "nvptx64"))]
 mod q5_1;
 
+pub use format::{FORMATS, Format};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use host::{Descriptor, DeviceStorage, FileType, Halves, Scales};
 
 use super::encode::Encode;
 use cuda_std::{KernelInfo, KernelSpec};
-
-/// The table of formats with kernels: calls a macro with the lines. A line has the variant of [`Format`], the file, the name in kernels
-/// and on command lines, and the type in GGUF files if there is one.
-#[macro_export]
-macro_rules! for_each_format {
-    ($callback:ident) => {
-        $callback! {
-            I8 i8 "i8";
-            Q8_0 q8_0 "q8_0" Q8_0;
-            Q4_0 q4_0 "q4_0" Q4_0;
-            Q4K q4_k "q4_k" Q4_K;
-            Q5K q5_k "q5_k" Q5_K;
-            Q6K q6_k "q6_k" Q6_K;
-            Iq4Nl iq4_nl "iq4_nl" IQ4_NL;
-            Iq4Xs iq4_xs "iq4_xs" IQ4_XS;
-            Mxfp4 mxfp4 "mxfp4" MXFP4;
-            Q3K q3_k "q3_k" Q3_K;
-            Q2K q2_k "q2_k" Q2_K;
-        }
-    };
-}
 
 /// The table of types of files that have no kernels: a line has the variant of [`GgmlType`] and the file.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -71,16 +52,6 @@ macro_rules! for_each_other_type {
 
 macro_rules! formats {
     ($($format:ident $file:ident $name:literal $($ggml:ident)?;)*) => {
-        /// A format of weights that kernels read. Its number is an index into the lists of kernels. The formats' files describe them.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[allow(missing_docs)] // the names say all there is
-        pub enum Format {
-            $($format,)*
-        }
-
-        /// The number of formats.
-        pub const FORMATS: usize = [$($name),*].len();
-
         /// The kernels that quantise, by format. grid: [`Encode`] says.
         pub const ENCODE: [KernelSpec<Encode>; FORMATS] = [$($file::encode),*];
 
@@ -89,9 +60,6 @@ macro_rules! formats {
 
         #[cfg(not(target_arch = "nvptx64"))]
         impl Format {
-            /// Every format, in the order of their numbers.
-            pub const ALL: [Self; FORMATS] = [$(Self::$format),*];
-
             /// The description of the format.
             pub const fn descriptor(self) -> &'static Descriptor {
                 const TABLE: &[Descriptor; FORMATS] = &[$(Descriptor::new::<$file::$format>($name)),*];
@@ -101,12 +69,12 @@ macro_rules! formats {
     };
 }
 
-for_each_format!(formats);
+crate::for_each_format!(formats);
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod types {
-    use super::host::{BF16, F16, F32, FileType, file_type};
     use super::*;
+    use crate::quant::formats::host::{BF16, F16, F32, FileType, file_type};
 
     macro_rules! types {
         ($($format:ident $file:ident $name:literal $($ggml:ident)?;)*) => {
@@ -145,7 +113,7 @@ mod types {
         };
     }
 
-    for_each_format!(types);
+    crate::for_each_format!(types);
 
     impl GgmlType {
         /// The type of this number in a file.
