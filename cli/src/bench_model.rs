@@ -465,14 +465,6 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_pictures() {
-        assert_eq!(size("640x480"), Ok([640, 480]));
-        for wrong in ["640", "640x", "x480", "0x480", "640x-1", "640x480x3", "9000x10"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
     fn fields_of_csv() {
         assert_eq!(quoted("a \"b\", c"), "\"a \"\"b\"\", c\"");
     }

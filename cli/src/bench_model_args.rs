@@ -75,3 +75,16 @@ fn size(text: &str) -> Result<[usize; 2], String> {
         _ => Err("it must be WIDTHxHEIGHT in pixels, each from 1 to 8192, such as 1024x768".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_pictures() {
+        assert_eq!(size("640x480"), Ok([640, 480]));
+        for wrong in ["640", "640x", "x480", "0x480", "640x-1", "640x480x3", "9000x10"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

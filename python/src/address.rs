@@ -1,5 +1,6 @@
 //! Where a tensor's elements are.
 
+use half::f16;
 use pascaline::internals::address as device_address;
 use pascaline::{DType, Device, Tensor};
 

@@ -10,6 +10,7 @@ use crate::problem::experts::{ExpertRows, Places, Routes, Sorted};
 use crate::quant::QuantTensor;
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 use kernels_gpu::experts::MAX_EXPERTS;
+use rayon::prelude::*;
 
 pub(crate) use crate::gpu::experts::MAX_UNSORTED_TOKENS;
 
@@ -314,21 +315,35 @@ fn padded(x: &Tensor) -> Result<Tensor> {
     Ok(wide)
 }
 
+/// Pairs whose experts the CPU passes through side by side: the products of so few rows are too short to be divided among threads.
+const SIDE_BY_SIDE: usize = 256;
+
 /// Calls a function with the rows of y of each expert that has any, on the CPU.
 fn each_expert(
     y: &mut Tensor,
     routes: &Routes,
-    mut product: impl FnMut(TensorMut, usize, usize, usize) -> Result<()>,
+    product: impl Fn(TensorMut, usize, usize, usize) -> Result<()> + Sync,
 ) -> Result<()> {
     let Some(sorted) = &routes.sorted else { return Ok(()) }; // on the CPU they are
     let starts = sorted.starts.to_vec::<u32>()?;
-    for (expert, range) in starts.windows(2).enumerate() {
-        let (start, len) = (range[0] as usize, (range[1] - range[0]) as usize);
-        if len > 0 {
-            product(y.view_mut()?.narrow(0, start, len)?, expert, start, len)?;
-        }
+    let ranges = starts.windows(2).map(|range| (range[0] as usize, (range[1] - range[0]) as usize));
+    let ranges: Vec<_> = ranges.enumerate().filter(|(_, (_, len))| *len > 0).collect();
+    if routes.pairs() > SIDE_BY_SIDE {
+        return ranges.into_iter().try_for_each(|(expert, (start, len))| {
+            product(y.view_mut()?.narrow(0, start, len)?, expert, start, len)
+        });
     }
-    Ok(())
+    let n = y.dims()[1];
+    let rows = ranges.par_iter().map(|&(expert, (start, len))| {
+        let mut rows = Tensor::uninitialized([len, n], DType::F32, &Device::Cpu)?;
+        product(rows.view_mut()?, expert, start, len)?;
+        Ok(rows)
+    });
+    let rows = rows.collect::<Result<Vec<_>>>()?;
+    ranges
+        .into_iter()
+        .zip(rows)
+        .try_for_each(|((_, (start, len)), rows)| copy_into(y.view_mut()?.narrow(0, start, len)?, &rows))
 }
 
 /// `y[t, :] = Σ weight · x[pair, :] + residual[t, :]` over the pairs of each token, the first choice first.

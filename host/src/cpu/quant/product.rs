@@ -84,10 +84,11 @@ fn in_tasks(
     let (m, n) = (x.rows(), w.rows());
     let tiles = n.div_ceil(TILE);
     let most = if m > ROWS { TILES } else { tiles };
-    // a few tasks per thread, so that a slow one does not delay all
+    // a few tasks per thread, so that a slow one does not delay all, and none so short that it costs more than it saves
+    let least = (PARALLEL / 4).div_ceil(TILE * m * w.k.max(1));
     let each = match m * n * w.k <= PARALLEL {
         true => tiles,
-        false => tiles.div_ceil(8 * rayon::current_num_threads()).clamp(1, most),
+        false => tiles.div_ceil(8 * rayon::current_num_threads()).max(least).clamp(1, most),
     };
     let mut tasks: Vec<Vec<&mut [f32]>> = (0..tiles.div_ceil(each)).map(|_| Vec::with_capacity(m)).collect();
     for row in y.chunks_exact_mut(n) {
