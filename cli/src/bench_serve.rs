@@ -214,7 +214,11 @@ pub(super) fn run(args: &Args, url: &str, tokens: usize) -> Result<(), Failure> 
     };
     let (mut loads, mut bursts) = (Vec::new(), Vec::new());
     if args.burst {
-        let words = (BURST_PROMPT * WORDS).div_ceil(first.prompt_tokens.max(1));
+        // a word has more tokens in a longer question, whose numbers are larger, so a question of about the length says how many
+        let in_proportion = |words: usize, tokens: usize| (BURST_PROMPT * words).div_ceil(tokens.max(1));
+        let near = in_proportion(WORDS, first.prompt_tokens);
+        let tokens_of_near = target.ask(&model, near, 1).map_or(BURST_PROMPT, |answer| answer.prompt_tokens);
+        let words = in_proportion(near, tokens_of_near);
         bursts = show_bursts(&target, &model, &args.clients, words, tokens, &mut screen)?;
     } else {
         loads = show_loads(&target, &model, &args.clients, tokens, &mut screen)?;

@@ -159,6 +159,8 @@ const REACH_NOTHING: &[&str] = &[
     "PinnedPool::",
     "Posted::",
     "Planning::host_bytes",
+    "Planning::ordinals",
+    "Resident::join_runs",
     "QuantRows::part_bytes",
     "QuantRows::shape",
     "QuantTensor::bytes",

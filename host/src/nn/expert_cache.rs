@@ -64,6 +64,13 @@ struct State {
 }
 
 /// How often the router's choice was in device memory.
+///
+/// ```
+/// use pascaline::nn::Hits;
+/// let layers = [Hits { hits: 3, choices: 4 }, Hits { hits: 0, choices: 2 }];
+/// assert_eq!(layers.into_iter().sum::<Hits>().rate(), Some(0.5));
+/// assert_eq!(Hits::default().rate(), None);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hits {
     /// Choices of experts with a slot.
