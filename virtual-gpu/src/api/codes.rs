@@ -1,5 +1,7 @@
 //! The `CUresult` values that the functions return.
 
+use crate::memory::MemoryError;
+
 pub(super) const INVALID_VALUE: u32 = 1;
 pub(super) const OUT_OF_MEMORY: u32 = 2;
 pub(super) const NOT_INITIALIZED: u32 = 3;
@@ -28,3 +30,13 @@ pub(super) const STREAM_CAPTURE_ISOLATION: u32 = 905;
 pub(super) const STREAM_CAPTURE_IMPLICIT: u32 = 906;
 pub(super) const CAPTURED_EVENT: u32 = 907;
 pub(super) const UNKNOWN: u32 = 999;
+
+/// The result of an API function's body.
+pub(super) type Answer = Result<(), u32>;
+
+pub(super) fn memory_code(e: MemoryError) -> u32 {
+    match e {
+        MemoryError::OutOfMemory => OUT_OF_MEMORY,
+        _ => INVALID_VALUE,
+    }
+}

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Context, Driver, Guard, lock, run_until};
+use super::engine::run_until;
+use super::state::{Context, Driver, Guard, lock};
 use super::{Answer, Out, api, enter, enter_faulted};
 use crate::config::Config;
 

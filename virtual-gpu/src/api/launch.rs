@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Driver, Function, KernelLaunch, OnDevice, Work, after_enqueue, memory_code};
+use super::engine::after_enqueue;
+use super::state::{Driver, Function, OnDevice};
+use super::work::{KernelLaunch, Work};
 use super::{Answer, Out, api, enter};
 use crate::exec::{Launch, check_launch};
 use crate::finding::{self, Finding, FindingKind};

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Driver, Library, LibraryKernel, memory_code, run_until};
+use super::engine::run_until;
 use super::launch::{Logs, compile, file_text, image_text, load_on, name_of, new_function};
+use super::state::{Driver, Library, LibraryKernel};
 use super::{Answer, Out, api, enter, write_out};
 
 pub(super) enum LibraryHandle {}

@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::Driver;
 use super::memory::{allocate_pinned, copy_async, pointer_attribute};
+use super::state::Driver;
 use super::{Answer, Out, api, enter, write_out};
 use crate::memory::device_of;
 

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Driver, Guard, Mark, Place, Work, after_enqueue, memory_code, run_until};
+use super::engine::{after_enqueue, run_until};
+use super::state::{Driver, Guard};
+use super::stream_id::Mark;
+use super::work::{Place, Work};
 use super::{Answer, Out, api, enter, write_out};
 use crate::finding::{self, Finding, FindingKind};
 use crate::memory::{Allocation, Kind, device_of};

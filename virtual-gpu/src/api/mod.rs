@@ -1,10 +1,14 @@
 //! The CUDA driver API over the virtual GPU, by symbol name.
 
+mod clock;
 mod codes;
 mod context;
 mod device;
 mod engine;
+mod execute;
 mod graph;
+mod graph_build;
+mod graph_run;
 mod inquiry;
 mod kernel;
 mod launch;
@@ -17,15 +21,18 @@ mod nodes_newer;
 mod order;
 mod peer;
 mod pool;
+mod state;
 mod stream;
+mod stream_id;
 mod value_waits;
 mod volume;
+mod work;
 
 use std::ffi::c_void;
 use std::sync::Mutex;
 
 use codes::*;
-use engine::{Driver, Guard};
+use state::{Driver, Guard};
 
 use crate::config::Config;
 
@@ -54,9 +61,6 @@ static TABLES: [&[Symbol]; 17] = [
     nodes_newer::SYMBOLS,
     value_waits::SYMBOLS,
 ];
-
-/// The result of an API function's body.
-type Answer = Result<(), u32>;
 
 /// The `extern "C"` function of a driver-API symbol, as `dlsym` on the driver's library would give it.
 ///
@@ -87,7 +91,7 @@ impl std::error::Error for InUse {}
 /// Configures the driver API's device, before the first `cuInit`. Without this call the environment decides,
 /// see [`Config`].
 pub fn configure(config: Config) -> Result<(), InUse> {
-    engine::DRIVER.set(Mutex::new(Driver::new(config))).map_err(|_| InUse)
+    state::DRIVER.set(Mutex::new(Driver::new(config))).map_err(|_| InUse)
 }
 
 /// Discards the device's whole state and initialises a fresh one, as a new process would. All handles and device
@@ -96,8 +100,8 @@ pub fn configure(config: Config) -> Result<(), InUse> {
 pub fn restart(config: Config) {
     device::forget_contexts();
     let mut fresh = Some(Driver::new(config));
-    engine::DRIVER.get_or_init(|| Mutex::new(fresh.take().expect("it is taken once")));
-    if let (Some(fresh), Ok(mut old)) = (fresh, engine::lock()) {
+    state::DRIVER.get_or_init(|| Mutex::new(fresh.take().expect("it is taken once")));
+    if let (Some(fresh), Ok(mut old)) = (fresh, state::lock()) {
         old.devices.iter().for_each(|device| device.gpu.memory.leave_pinned());
         *old = fresh;
     }
@@ -107,13 +111,13 @@ pub fn restart(config: Config) {
 /// The most bytes of a device of the driver API that were in use at any one time since the last call, or since the driver began. It
 /// counts what the device reports as used: allocations, and what its pools retain.
 pub fn take_peak_memory(device: usize) -> u64 {
-    engine::lock().map_or(0, |mut driver| driver.take_peak(device))
+    state::lock().map_or(0, |mut driver| driver.take_peak(device))
 }
 
 /// Runs an API function's body; a panic becomes `CUDA_ERROR_UNKNOWN`.
 fn answer(body: impl FnOnce() -> Answer) -> u32 {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-    engine::NULL_IS_PER_THREAD.set(false);
+    stream_id::NULL_IS_PER_THREAD.set(false);
     match result {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code,
@@ -124,7 +128,7 @@ fn answer(body: impl FnOnce() -> Answer) -> u32 {
 /// This thread's next call of a driver function takes a null stream for the thread's own default stream, as the functions
 /// whose names end in `_ptsz` and `_ptds` do.
 pub fn null_stream_is_per_thread() {
-    engine::NULL_IS_PER_THREAD.set(true);
+    stream_id::NULL_IS_PER_THREAD.set(true);
 }
 
 /// The device, if it is initialised, has a current context and no fault.

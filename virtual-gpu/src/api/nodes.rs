@@ -6,11 +6,12 @@ use std::sync::Arc;
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Callback, Driver, Place, Work};
-use super::graph::{Exec, Node, graph_and_number};
+use super::graph_build::graph_and_number;
 use super::launch::prepare;
 use super::memory::{set_work, slice_work};
+use super::state::Driver;
 use super::volume::slices;
+use super::work::{Callback, Exec, Node, Place, Work};
 use super::{Answer, Out, api, enter};
 use crate::refusal::refuse;
 

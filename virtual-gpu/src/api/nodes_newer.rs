@@ -5,14 +5,15 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::Driver;
-use super::graph::{graph_and_number, instantiate};
+use super::graph::instantiate;
+use super::graph_build::graph_and_number;
 use super::library::CUkernel;
 use super::nodes::{
     EMPTY, GRAPH, HOST, KERNEL, MEMCPY, MEMSET, Made, UPDATE_FAILURE, add, add_child, change_edges,
     copy_work, edges, exec_node, host_work, kernel_params, kernel_work, memset_work, neighbours, numbers,
     replace, replace_in, update, write_lists,
 };
+use super::state::Driver;
 use super::{Answer, Out, api, enter};
 use crate::refusal::refuse;
 

@@ -11,16 +11,14 @@
 //! Not checked: what the host itself reads or writes. A missing wait within one device is not found here; the seeded order
 //! makes it show in the results.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::engine::{Driver, Mark, StreamId};
+use super::clock::{Clock, Order, Read, follows, join};
+use super::state::Driver;
+use super::stream_id::{Mark, StreamId};
 use crate::exec::RemoteReads;
 use crate::finding::{Finding, FindingKind};
 use crate::memory::{Allocation, Kind, WRITTEN};
-
-/// For each stream, the number of its last work that is followed.
-pub(super) type Clock = BTreeMap<StreamId, u64>;
 
 /// Numbers of units of work in the shadow. They are used in turn; the units of a half are forgotten when its first number is
 /// used again.
@@ -30,51 +28,6 @@ const HALF: u8 = 128;
 const MOST_READS: usize = 256;
 /// Clocks of recorded events that are remembered.
 const MOST_RECORDED: usize = 16 << 10;
-
-/// Adds to `clock` what `other` follows.
-pub(super) fn join(clock: &mut Clock, other: &Clock) {
-    for (&stream, &n) in other {
-        let own = clock.entry(stream).or_default();
-        *own = n.max(*own);
-    }
-}
-
-fn follows(clock: &Clock, (stream, n): Mark) -> bool {
-    clock.get(&stream).is_some_and(|&own| own >= n)
-}
-
-/// Bytes that were read across devices, by copies and by kernels that read a peer's memory.
-struct Read {
-    allocation: Arc<Allocation>,
-    at: u64,
-    bytes: u64,
-    by: Mark,
-}
-
-/// The state by which the order of work is checked.
-pub(super) struct Order {
-    /// The work that the host has waited for.
-    host: Arc<Clock>,
-    /// For work that recorded an event: its stream's clock at that point.
-    recorded: HashMap<Mark, Clock>,
-    units: Box<[Option<Mark>; 256]>,
-    unit: u8,
-    reads: VecDeque<Read>,
-}
-
-impl Default for Order {
-    fn default() -> Self {
-        let (host, recorded, reads) = (Arc::default(), HashMap::new(), VecDeque::new());
-        Self { host, recorded, units: Box::new([None; 256]), unit: WRITTEN, reads }
-    }
-}
-
-impl Order {
-    /// The clock that work queued now follows, because the host does.
-    pub fn host(&self) -> Arc<Clock> {
-        Arc::clone(&self.host)
-    }
-}
 
 impl Driver {
     /// Whether the order is checked: with several devices.

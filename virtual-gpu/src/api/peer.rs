@@ -6,8 +6,8 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::device::with_device;
-use super::engine::{Driver, Guard};
 use super::memory::{Copy, copy};
+use super::state::{Driver, Guard};
 use super::{Answer, Out, api, enter};
 use crate::memory::device_of;
 

@@ -6,7 +6,9 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::device::with_device;
-use super::engine::{Driver, Pool, Work, after_enqueue, default_pool, memory_code};
+use super::engine::after_enqueue;
+use super::state::{Driver, Pool, default_pool};
+use super::work::Work;
 use super::{Answer, Out, api, enter, write_out};
 
 impl Driver {

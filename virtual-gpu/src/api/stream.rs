@@ -6,9 +6,10 @@ use std::sync::Arc;
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{
-    Callback, Driver, Event, StreamId, Work, after_enqueue, is_null, is_per_thread, run_some, run_until,
-};
+use super::engine::{after_enqueue, run_some, run_until};
+use super::state::{Driver, Event};
+use super::stream_id::{StreamId, is_null, is_per_thread};
+use super::work::{Callback, Work};
 use super::{Answer, Out, api, enter};
 
 /// `CU_EVENT_DISABLE_TIMING`

@@ -5,8 +5,11 @@ use std::ffi::c_uint;
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Driver, StreamId, Work, after_enqueue};
+use super::engine::after_enqueue;
 use super::memory::set_work;
+use super::state::Driver;
+use super::stream_id::StreamId;
+use super::work::Work;
 use super::{Answer, api, enter};
 use crate::refusal::refuse;
 

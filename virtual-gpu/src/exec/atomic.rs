@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::access::{
-    What, addresses, by_space, fault, footprint, global, mark, set, uninitialized, value, written,
-};
+use super::access::{addresses, by_space};
 use super::block::{Block, Check};
 use super::float::{canonical, flush};
+use super::global::{footprint, global, mark, written};
+use super::lane::{What, fault, set, uninitialized, value};
 use super::scratch::{SHARED, bytes_at, checked, no_race, party, set_bytes};
 use super::traffic;
 use super::warp::{Warp, lanes};
@@ -83,7 +83,7 @@ fn shared_atomic(
 /// Atomically replaces a value and returns the old one.
 ///
 /// # Safety
-/// As [`super::access::get`], with a size of 4 or 8.
+/// As [`super::global::get`], with a size of 4 or 8.
 unsafe fn update(p: *mut u8, size: u8, f: impl Fn(u64) -> u64) -> u64 {
     // SAFETY: `p` points to `size` bytes of a live allocation, aligned: this function's contract.
     unsafe {

@@ -8,13 +8,19 @@ mod block;
 mod cvt;
 mod exchange;
 mod float;
+mod global;
 mod global_races;
+mod job;
+mod lane;
 mod line_costs;
 mod print;
 mod races;
 mod regs;
+mod remote_reads;
+mod schedule;
 mod scratch;
 mod shared_arrays;
+mod step;
 mod traffic;
 mod warp;
 
@@ -24,13 +30,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::finding::{Fault, Finding, FindingKind};
-use crate::memory::{Allocation, Kind, Memory, MemoryError, Snapshot, WRITTEN};
-use crate::ptx::inst::Function;
-use crate::ptx::{Kernel, Lines, Module, VarSpace};
+use crate::memory::{Allocation, Memory, MemoryError, WRITTEN};
+use crate::ptx::{Kernel, Module, VarSpace};
 use alu::Fast;
+use block::Block;
 use global_races::GlobalRaces;
+use job::{Job, PRINT_LIMIT};
 use line_costs::InstructionCost;
 pub use line_costs::LineCost;
+pub(crate) use remote_reads::RemoteReads;
 use shared_arrays::SharedArrays;
 
 /// Counts and geometry of a launch.
@@ -75,42 +83,6 @@ pub(crate) struct LaunchContext {
 /// Bytes of the memory at which the blocks of a cooperative launch wait: its size and the barrier's word. Source:
 /// cooperative_groups/details/driver_abi.h of CUDA 12.4.
 const WORKSPACE: [u8; 8] = [8, 0, 0, 0, 0, 0, 0, 0];
-
-/// The bytes that a launch reads of other devices' memory and of page-locked host memory: from the first to the last of each
-/// allocation.
-pub(crate) struct RemoteReads {
-    /// Sorted by address: each allocation, the first byte read, and the end of the last.
-    ranges: Vec<(Arc<Allocation>, AtomicU64, AtomicU64)>,
-}
-
-impl RemoteReads {
-    /// No reads yet, of the memory of `peers` and of the host memory in `own`.
-    pub fn new(peers: &[Arc<Allocation>], own: &Memory) -> Self {
-        let host = own.snapshot().live.into_iter().filter(|a| a.kind != Kind::Device);
-        let all = peers.iter().cloned().chain(host);
-        let mut ranges: Vec<_> = all.map(|a| (a, AtomicU64::new(u64::MAX), AtomicU64::new(0))).collect();
-        ranges.sort_by_key(|(a, ..)| a.base);
-        Self { ranges }
-    }
-
-    pub(crate) fn note(&self, at: u64, bytes: u64) {
-        let after = self.ranges.partition_point(|(a, ..)| a.base <= at);
-        if let Some((a, first, end)) = after.checked_sub(1).map(|i| &self.ranges[i])
-            && a.contains(at, bytes)
-        {
-            first.fetch_min(at, Ordering::Relaxed);
-            end.fetch_max(at + bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// The ranges that were read.
-    pub fn read(&self) -> impl Iterator<Item = (&Arc<Allocation>, std::ops::Range<u64>)> {
-        self.ranges.iter().filter_map(|(allocation, first, end)| {
-            let range = first.load(Ordering::Relaxed)..end.load(Ordering::Relaxed);
-            (!range.is_empty()).then_some((allocation, range))
-        })
-    }
-}
 
 impl LaunchContext {
     /// For a process with one device.
@@ -318,46 +290,6 @@ pub(crate) fn check_launch(k: &Kernel, l: &Launch<'_>) -> Result<(), (FindingKin
     Ok(())
 }
 
-/// A running launch: the state that all its blocks share.
-pub(crate) struct Job<'a> {
-    functions: &'a [Function],
-    /// For PTX with lines: where the code of each function begins if all follow each other, and how long it is in all.
-    code: Option<(Vec<usize>, usize)>,
-    kernel: &'a Kernel,
-    lines: &'a Lines,
-    memory: &'a Memory,
-    snapshot: Snapshot,
-    config: &'a Config,
-    fast: Fast,
-    grid: [u32; 3],
-    block: [u32; 3],
-    dynamic_shared: u32,
-    params: &'a [u8],
-    globals: &'a [u64],
-    shared_arrays: SharedArrays,
-    /// `None` without the check.
-    global_races: Option<GlobalRaces>,
-    launch_id: u64,
-    writer: u8,
-    unordered: Option<Box<[bool; 256]>>,
-    remote: Option<Arc<RemoteReads>>,
-    cooperative: bool,
-    /// The address of a cooperative launch's workspace, 0 for other launches.
-    workspace: u64,
-    next: AtomicU64,
-    stop: AtomicBool,
-    /// Thread instructions of all blocks so remote, and what their starts cost.
-    spent: AtomicU64,
-    /// Per allocation one bit for each 32-byte sector touched; allocated at the first access.
-    touched: Vec<OnceLock<Box<[AtomicU64]>>>,
-    /// The fault of the lowest block that had one.
-    fault: Mutex<Option<(u64, Finding)>>,
-    /// Each block's printed text.
-    printed: Mutex<Vec<(u64, Vec<u8>)>>,
-    /// Bytes printed, those beyond the limit included.
-    printed_bytes: AtomicUsize,
-}
-
 impl<'a> Job<'a> {
     fn new(
         gpu: &'a Gpu,
@@ -424,42 +356,11 @@ impl<'a> Job<'a> {
         texts.sort_by_key(|&(block, _)| block);
         let bytes: Vec<u8> = texts.into_iter().flat_map(|(_, text)| text).collect();
         let mut text = String::from_utf8_lossy(&bytes).into_owned();
-        let lost = self.printed_bytes.get_mut().saturating_sub(print::LIMIT);
+        let lost = self.printed_bytes.get_mut().saturating_sub(PRINT_LIMIT);
         if lost > 0 {
-            text += &format!("[{lost} bytes beyond a launch's limit of {} are missing]\n", print::LIMIT);
+            text += &format!("[{lost} bytes beyond a launch's limit of {} are missing]\n", PRINT_LIMIT);
         }
         text
-    }
-
-    /// Bytes of shared memory of one block.
-    fn shared_bytes(&self) -> u32 {
-        self.kernel.dynamic_start + self.dynamic_shared
-    }
-
-    /// Adds what a block costs. An error if the launch exceeds its limit.
-    fn spend(&self, cost: u64) -> Result<(), String> {
-        let (before, limit) = (self.spent.fetch_add(cost, Ordering::Relaxed), self.config.launch_limit);
-        match before.saturating_add(cost) > limit {
-            true => Err(format!("the launch costs more than {limit} thread instructions")),
-            false => Ok(()),
-        }
-    }
-
-    fn blocks(&self) -> u64 {
-        self.grid.iter().map(|&n| n as u64).product()
-    }
-
-    /// Notes that a sector of allocation `n` is touched; true the first time.
-    fn touch(&self, n: usize, address: u64) -> bool {
-        let a = &self.snapshot.live[n];
-        let sector = (address >> 5) - (a.base >> 5);
-        let bits = self.touched[n].get_or_init(|| {
-            let words = (a.size / 32 + 2).div_ceil(64) as usize;
-            (0..words).map(|_| AtomicU64::new(0)).collect()
-        });
-        let Some(word) = bits.get((sector / 64) as usize) else { return false };
-        let bit = 1 << (sector % 64);
-        word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
     fn run(&mut self) -> Result<LaunchReport, Fault> {
@@ -521,7 +422,7 @@ impl<'a> Job<'a> {
     /// Takes up to `limit` blocks in order and runs them. In order, so that a block which waits for an
     /// earlier one (a chain through global memory) always finds it running or done.
     fn work(&self, limit: u64, counters: &mut Counters, costs: &mut [InstructionCost]) {
-        let mut runner = block::Block::new(self);
+        let mut runner = Block::new(self);
         for _ in 0..limit {
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -540,10 +441,5 @@ impl<'a> Job<'a> {
         }
         *counters += &runner.counters;
         costs.iter_mut().zip(&runner.costs).for_each(|(sum, cost)| *sum += *cost);
-    }
-
-    /// For each instruction of the module; none for PTX without lines.
-    fn no_costs(&self) -> Vec<InstructionCost> {
-        vec![InstructionCost::default(); self.code.as_ref().map_or(0, |(_, length)| *length)]
     }
 }

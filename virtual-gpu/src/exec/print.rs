@@ -2,16 +2,15 @@
 //!
 //! Source: CUDA C++ Programming Guide, "Formatted Output"; the conversions are C's.
 
-use super::access::{What, get, global};
 use super::block::{Block, Check};
+use super::global::{get, global};
+use super::lane::What;
 use super::scratch::{LOCAL, SHARED, bytes_at, checked, place};
 use super::warp::{Warp, lanes};
 use crate::finding::FindingKind;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::ptx::inst::{CallSite, Inst, Value};
 
-/// Bytes of text that a launch may print: the default size of CUDA's buffer.
-pub(super) const LIMIT: usize = 1 << 20;
 /// Bytes of a format or string that are read at most, as it may lack its terminating zero.
 const MAX_STRING: u64 = 1 << 16;
 /// The widest field: bounds the memory that a width given by a kernel takes.

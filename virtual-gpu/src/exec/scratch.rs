@@ -1,12 +1,12 @@
 //! Shared memory of a block and local memory of a thread: bounds, alignment, first writes, races.
 
-use super::access::{What, extend, fault, misaligned, race, set, uninitialized, value};
 use super::block::{Block, Check};
+use super::lane::{What, extend, fault, misaligned, set, uninitialized, value};
 use super::races::{Conflict, Party};
 use super::regs::LANES;
 use super::traffic;
 use super::warp::{Warp, lanes};
-use crate::finding::FindingKind;
+use crate::finding::{Finding, FindingKind};
 use crate::ptx::inst::*;
 
 /// Which memory a function is compiled for.
@@ -159,6 +159,7 @@ pub(super) fn store<const SPACE: bool>(
     Ok(())
 }
 
+#[inline]
 pub(super) fn party<'w>(w: &'w Warp, what: What, lane: usize) -> Party<'w> {
     Party {
         warp: w.id as usize,
@@ -181,6 +182,28 @@ pub(super) fn no_race(
     conflict: Option<Conflict>,
 ) -> Check {
     conflict.map_or(Ok(()), |conflict| Err(race(b, w, what, lane, at, conflict)))
+}
+
+#[cold]
+fn race(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64, c: Conflict) -> Box<Finding> {
+    let by = |thread: u16, did, line| {
+        let [x, y, z] = b.thread(thread as u32);
+        format!("thread ({x},{y},{z}) {did} at {}", b.place(line))
+    };
+    let other = match c {
+        Conflict::Wrote { thread, line } => by(thread, "wrote", line),
+        Conflict::Read { thread, line } => by(thread, "read", line),
+        Conflict::ReadBy { warp } => format!("warp {warp} read"),
+        Conflict::WroteInWarp { thread, line } => {
+            let other = by(thread, "wrote", line);
+            let place = format_args!(
+                "at shared address 0x{at:x}, which {other} in the same warp with no sync_warp between"
+            );
+            return fault(b, w, what, lane, FindingKind::SharedRace, place);
+        }
+    };
+    let place = format_args!("at shared address 0x{at:x}, which {other} with no barrier between");
+    fault(b, w, what, lane, FindingKind::SharedRace, place)
 }
 
 fn count<const SPACE: bool>(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, load: bool) {

@@ -1,0 +1,95 @@
+//! A running launch, as its blocks and warps see it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::alu::Fast;
+use super::global_races::GlobalRaces;
+use super::line_costs::InstructionCost;
+use super::remote_reads::RemoteReads;
+use super::shared_arrays::SharedArrays;
+use crate::config::Config;
+use crate::finding::Finding;
+use crate::memory::{Memory, Snapshot};
+use crate::ptx::inst::Function;
+use crate::ptx::{Kernel, Lines};
+
+/// Bytes of text that a launch may print: the default size of CUDA's buffer.
+pub(super) const PRINT_LIMIT: usize = 1 << 20;
+/// A running launch: the state that all its blocks share.
+pub(super) struct Job<'a> {
+    pub functions: &'a [Function],
+    /// For PTX with lines: where the code of each function begins if all follow each other, and how long it is in all.
+    pub code: Option<(Vec<usize>, usize)>,
+    pub kernel: &'a Kernel,
+    pub lines: &'a Lines,
+    pub memory: &'a Memory,
+    pub snapshot: Snapshot,
+    pub config: &'a Config,
+    pub fast: Fast,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub dynamic_shared: u32,
+    pub params: &'a [u8],
+    pub globals: &'a [u64],
+    pub shared_arrays: SharedArrays,
+    /// `None` without the check.
+    pub global_races: Option<GlobalRaces>,
+    pub launch_id: u64,
+    pub writer: u8,
+    pub unordered: Option<Box<[bool; 256]>>,
+    pub remote: Option<Arc<RemoteReads>>,
+    pub cooperative: bool,
+    /// The address of a cooperative launch's workspace, 0 for other launches.
+    pub workspace: u64,
+    pub next: AtomicU64,
+    pub stop: AtomicBool,
+    /// Thread instructions of all blocks so remote, and what their starts cost.
+    pub spent: AtomicU64,
+    /// Per allocation one bit for each 32-byte sector touched; allocated at the first access.
+    pub touched: Vec<OnceLock<Box<[AtomicU64]>>>,
+    /// The fault of the lowest block that had one.
+    pub fault: Mutex<Option<(u64, Finding)>>,
+    /// Each block's printed text.
+    pub printed: Mutex<Vec<(u64, Vec<u8>)>>,
+    /// Bytes printed, those beyond the limit included.
+    pub printed_bytes: AtomicUsize,
+}
+
+impl Job<'_> {
+    /// Bytes of shared memory of one block.
+    pub fn shared_bytes(&self) -> u32 {
+        self.kernel.dynamic_start + self.dynamic_shared
+    }
+
+    /// Adds what a block costs. An error if the launch exceeds its limit.
+    pub fn spend(&self, cost: u64) -> Result<(), String> {
+        let (before, limit) = (self.spent.fetch_add(cost, Ordering::Relaxed), self.config.launch_limit);
+        match before.saturating_add(cost) > limit {
+            true => Err(format!("the launch costs more than {limit} thread instructions")),
+            false => Ok(()),
+        }
+    }
+
+    pub fn blocks(&self) -> u64 {
+        self.grid.iter().map(|&n| n as u64).product()
+    }
+
+    /// Notes that a sector of allocation `n` is touched; true the first time.
+    pub fn touch(&self, n: usize, address: u64) -> bool {
+        let a = &self.snapshot.live[n];
+        let sector = (address >> 5) - (a.base >> 5);
+        let bits = self.touched[n].get_or_init(|| {
+            let words = (a.size / 32 + 2).div_ceil(64) as usize;
+            (0..words).map(|_| AtomicU64::new(0)).collect()
+        });
+        let Some(word) = bits.get((sector / 64) as usize) else { return false };
+        let bit = 1 << (sector % 64);
+        word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    /// For each instruction of the module; none for PTX without lines.
+    pub fn no_costs(&self) -> Vec<InstructionCost> {
+        vec![InstructionCost::default(); self.code.as_ref().map_or(0, |(_, length)| *length)]
+    }
+}
