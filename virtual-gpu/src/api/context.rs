@@ -4,10 +4,11 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
-use super::device::{attribute, create, guard, pci_id, synchronize, uuid, with_device};
+use super::device::{attribute, create, pci_id, synchronize, uuid, with_device};
 use super::engine::after_enqueue;
-use super::{Out, api, enter, enter_faulted};
+use super::entry::{enter, enter_faulted, guard};
 
 /// `CUctxCreateParams`: whether there are affinities, and whether it is shared with graphics; all zero for a plain context.
 type Wishes = [u64; 3];
@@ -62,7 +63,7 @@ api! {
     }
 
     fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong => Out<c_ulonglong>) {
-        let context = if context.is_null() { super::device::current() } else { context as u64 };
+        let context = if context.is_null() { super::entry::current() } else { context as u64 };
         if !guard()?.contexts.contains_key(&context) {
             return Err(INVALID_CONTEXT);
         }
@@ -71,7 +72,7 @@ api! {
 
     fn cuCtxSetFlags(flags: c_uint) {
         let d = &mut *enter()?;
-        let context = d.contexts.get_mut(&super::device::current()).ok_or(INVALID_CONTEXT)?;
+        let context = d.contexts.get_mut(&super::entry::current()).ok_or(INVALID_CONTEXT)?;
         context.flags = flags;
         Ok(())
     }
@@ -141,7 +142,7 @@ api! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let id = super::device::current();
+        let id = super::entry::current();
         d.contexts.get_mut(&id).ok_or(INVALID_CONTEXT)?.uses += 1;
         context.write(id as CUcontext)
     }

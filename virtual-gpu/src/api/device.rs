@@ -1,41 +1,15 @@
 //! Initialisation, the device, contexts.
 
-use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
 use super::engine::run_until;
+use super::entry::{CONTEXTS, current, enter, enter_faulted, guard, initialised, make_current};
 use super::state::{Context, Driver, Guard, lock};
-use super::{Answer, Out, api, enter, enter_faulted};
 use crate::config::Config;
-
-static INITIALISED: AtomicBool = AtomicBool::new(false);
-
-thread_local! {
-    /// This thread's stack of contexts; the last one is current, 0 means none.
-    static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The calling thread's current context, 0 if none.
-pub(super) fn current() -> u64 {
-    CONTEXTS.with_borrow(|c| c.last().copied().unwrap_or(0))
-}
-
-pub(super) fn forget_contexts() {
-    CONTEXTS.with_borrow_mut(Vec::clear);
-}
-
-pub(super) fn initialised() {
-    INITIALISED.store(true, Ordering::Release);
-}
-
-/// The driver, if `cuInit` was called.
-pub(super) fn guard() -> Result<Guard, u32> {
-    if INITIALISED.load(Ordering::Acquire) { lock() } else { Err(NOT_INITIALIZED) }
-}
 
 /// The driver and the number of a device, if there is one of that number.
 pub(super) fn with_device(dev: CUdevice) -> Result<(Guard, usize), u32> {
@@ -104,15 +78,6 @@ unsafe fn write_text(out: *mut c_char, len: c_int, text: &str) -> Answer {
         out.add(n).write(0);
     }
     Ok(())
-}
-
-fn make_current(context: u64) {
-    CONTEXTS.with_borrow_mut(|c| {
-        c.pop();
-        if context != 0 {
-            c.push(context);
-        }
-    });
 }
 
 pub(super) fn uuid(out: Out<CUuuid>, dev: CUdevice) -> Answer {

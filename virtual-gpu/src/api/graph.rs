@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
 use super::engine::after_enqueue;
+use super::entry::enter;
 use super::work::{Graph, Work};
-use super::{Out, api, enter};
 
 /// Flags of instantiation that have an effect on no graph of this device: frees of its own (it has no memory nodes), upload, and
 /// the nodes' priorities.

@@ -5,9 +5,10 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
+use super::entry::enter;
 use super::stream::elapsed;
-use super::{Answer, Out, api, enter};
 
 thread_local! {
     static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };

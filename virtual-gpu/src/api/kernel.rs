@@ -4,11 +4,12 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 
 use cust_raw::*;
 
+use super::call::{Out, api, write_out};
 use super::codes::*;
+use super::entry::enter;
 use super::launch::{attribute, function, launch, new_function, set_attribute};
 use super::library::CUkernel;
 use super::state::Driver;
-use super::{Answer, Out, api, enter, write_out};
 use crate::refusal::refuse;
 
 /// `CUlaunchConfig`

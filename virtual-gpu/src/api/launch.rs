@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
 use super::engine::after_enqueue;
+use super::entry::enter;
 use super::state::{Driver, Function, OnDevice};
 use super::work::{KernelLaunch, Work};
-use super::{Answer, Out, api, enter};
 use crate::exec::{Launch, check_launch};
 use crate::finding::{self, Finding, FindingKind};
 use crate::ptx::{Kernel, Module};

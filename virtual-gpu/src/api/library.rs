@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use cust_raw::*;
 
+use super::call::{Out, api, write_out};
 use super::codes::*;
 use super::engine::run_until;
+use super::entry::enter;
 use super::launch::{Logs, compile, file_text, image_text, load_on, name_of, new_function};
 use super::state::{Driver, Library, LibraryKernel};
-use super::{Answer, Out, api, enter, write_out};
 
 pub(super) enum LibraryHandle {}
 pub(super) enum KernelHandle {}
@@ -65,7 +66,7 @@ impl Driver {
 
 fn load(out: Out<CUlibrary>, image: &[u8], logs: &Logs) -> Answer {
     let read = compile(image, Some(logs))?;
-    let d = &mut *super::device::guard()?;
+    let d = &mut *super::entry::guard()?;
     let id = d.handle();
     d.libraries.insert(id, Library { module: Arc::clone(&read.module), loaded: BTreeMap::new() });
     out.write(id as CUlibrary)
@@ -96,7 +97,7 @@ api! {
 
     /// Waits for all devices first: any of them may run its kernels.
     fn cuLibraryUnload(library: CUlibrary) {
-        let guard = super::device::guard()?;
+        let guard = super::entry::guard()?;
         let mut guard = run_until(guard, Driver::idle)?;
         let d = &mut *guard;
         let library = library as u64;
@@ -110,19 +111,19 @@ api! {
     }
 
     fn cuLibraryGetKernel(kernel: *mut CUkernel => Out<CUkernel>, library: CUlibrary, name: *const c_char) {
-        let d = &mut *super::device::guard()?;
+        let d = &mut *super::entry::guard()?;
         let handle = d.library_kernel(library as u64, name_of(name)?)?;
         kernel.write(handle as CUkernel)
     }
 
     fn cuLibraryGetKernelCount(count: *mut c_uint => Out<c_uint>, library: CUlibrary) {
-        let d = &mut *super::device::guard()?;
+        let d = &mut *super::entry::guard()?;
         let n = d.libraries.get(&(library as u64)).ok_or(INVALID_HANDLE)?.module.kernels().len();
         count.write(n as c_uint)
     }
 
     fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, count: c_uint, library: CUlibrary) {
-        let d = &mut *super::device::guard()?;
+        let d = &mut *super::entry::guard()?;
         let all = d.libraries.get(&(library as u64)).ok_or(INVALID_HANDLE)?.module.kernels();
         let names: Vec<String> = all.iter().take(count as usize).map(|k| k.name.clone()).collect();
         for (i, name) in names.iter().enumerate() {
@@ -156,7 +157,7 @@ api! {
 
     /// PTX has no functions that host and device share.
     fn cuLibraryGetUnifiedFunction(_function: *mut *mut c_void, library: CUlibrary, _name: *const c_char) {
-        let d = super::device::guard()?;
+        let d = super::entry::guard()?;
         Err(if d.libraries.contains_key(&(library as u64)) { NOT_FOUND } else { INVALID_HANDLE })
     }
 
@@ -170,7 +171,7 @@ api! {
     }
 
     fn cuKernelGetLibrary(library: *mut CUlibrary => Out<CUlibrary>, kernel: CUkernel) {
-        let of = super::device::guard()?.kernels.get(&(kernel as u64)).ok_or(INVALID_HANDLE)?.library;
+        let of = super::entry::guard()?.kernels.get(&(kernel as u64)).ok_or(INVALID_HANDLE)?.library;
         library.write(of as CUlibrary)
     }
 }

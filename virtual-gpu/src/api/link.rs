@@ -6,9 +6,10 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
+use super::entry::enter;
 use super::launch::{Logs, compile, file_text, machine_code, name_of};
-use super::{Answer, Out, api, enter};
 
 /// `CU_JIT_INPUT_PTX`
 const PTX: c_int = 1;

@@ -4,10 +4,11 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use cust_raw::*;
 
+use super::call::{Out, api, write_out};
 use super::codes::*;
+use super::entry::enter;
 use super::memory::{allocate_pinned, copy_async, pointer_attribute};
 use super::state::Driver;
-use super::{Answer, Out, api, enter, write_out};
 use crate::memory::device_of;
 
 /// `CUmemLocation`, by value

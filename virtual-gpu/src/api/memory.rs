@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use cust_raw::*;
 
+use super::call::{Out, api, write_out};
 use super::codes::*;
 use super::engine::{after_enqueue, run_until};
+use super::entry::enter;
 use super::state::{Driver, Guard};
 use super::stream_id::Mark;
 use super::work::{Place, Work};
-use super::{Answer, Out, api, enter, write_out};
 use crate::finding::{self, Finding, FindingKind};
 use crate::memory::{Allocation, Kind, device_of};
 
@@ -317,7 +318,7 @@ pub(super) fn pointer_attribute(d: &mut Driver, data: *mut c_void, attr: c_int, 
     let device = a.kind == Kind::Device;
     let owner = device_of(ptr).unwrap_or(d.current);
     let context = match d.devices[owner].primary {
-        0 => super::device::current(),
+        0 => super::entry::current(),
         primary => primary,
     };
     // SAFETY: the caller's pointer is null or valid; the type of each attribute is the one its documentation gives.

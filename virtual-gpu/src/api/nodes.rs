@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
+use super::entry::enter;
 use super::graph_build::graph_and_number;
 use super::launch::prepare;
 use super::memory::{set_work, slice_work};
 use super::state::Driver;
 use super::volume::slices;
 use super::work::{Callback, Exec, Node, Place, Work};
-use super::{Answer, Out, api, enter};
 use crate::refusal::refuse;
 
 pub(super) const KERNEL: c_int = 0;

@@ -4,7 +4,9 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
+use super::entry::enter;
 use super::graph::instantiate;
 use super::graph_build::graph_and_number;
 use super::library::CUkernel;
@@ -14,7 +16,6 @@ use super::nodes::{
     replace, replace_in, update, write_lists,
 };
 use super::state::Driver;
-use super::{Answer, Out, api, enter};
 use crate::refusal::refuse;
 
 /// `CUgraphEdgeData`: ports and type, all zero for a plain edge.

@@ -4,11 +4,12 @@ use std::ffi::{c_int, c_uint};
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
 use super::device::with_device;
+use super::entry::enter;
 use super::memory::{Copy, copy};
 use super::state::{Driver, Guard};
-use super::{Answer, Out, api, enter};
 use crate::memory::device_of;
 
 fn can_access(dev: CUdevice, peer: CUdevice) -> Result<bool, u32> {

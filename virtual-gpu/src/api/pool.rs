@@ -4,12 +4,13 @@ use std::ffi::{c_int, c_void};
 
 use cust_raw::*;
 
+use super::call::{Out, api, write_out};
 use super::codes::*;
 use super::device::with_device;
 use super::engine::after_enqueue;
+use super::entry::enter;
 use super::state::{Driver, Pool, default_pool};
 use super::work::Work;
-use super::{Answer, Out, api, enter, write_out};
 
 impl Driver {
     /// Bytes reported as free. Those that a pool retains count as used, though it releases them on demand.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
 use super::engine::{after_enqueue, run_some, run_until};
+use super::entry::enter;
 use super::state::{Driver, Event};
 use super::stream_id::{StreamId, is_null, is_per_thread};
 use super::work::{Callback, Work};
-use super::{Answer, Out, api, enter};
 
 /// `CU_EVENT_DISABLE_TIMING`
 const DISABLE_TIMING: c_uint = 2;
@@ -140,7 +141,7 @@ api! {
         let d = &mut *enter()?;
         let device = d.stream(d.id(stream))?.device;
         let own = d.devices[device].primary;
-        let own = if own == 0 { super::device::current() } else { own };
+        let own = if own == 0 { super::entry::current() } else { own };
         context.write(own as CUcontext)
     }
 

@@ -4,13 +4,14 @@ use std::ffi::c_uint;
 
 use cust_raw::*;
 
+use super::call::api;
 use super::codes::*;
 use super::engine::after_enqueue;
+use super::entry::enter;
 use super::memory::set_work;
 use super::state::Driver;
 use super::stream_id::StreamId;
 use super::work::Work;
-use super::{Answer, api, enter};
 use crate::refusal::refuse;
 
 /// `CU_STREAM_WAIT_VALUE_FLUSH`, for writes from other devices of the bus.

@@ -4,9 +4,10 @@ use std::ffi::{c_uchar, c_uint, c_ushort};
 
 use cust_raw::*;
 
+use super::call::{Out, api};
 use super::codes::*;
+use super::entry::enter;
 use super::memory::{Slice, check_kinds, copy_slice, set, set_at_once};
-use super::{Answer, Out, api, enter};
 
 /// Bytes to which rows are aligned.
 const PITCH: usize = 512;
