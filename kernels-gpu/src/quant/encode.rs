@@ -74,30 +74,36 @@ pub(super) struct Words(pub [u32; 4]);
 /// `x` is a row of `cols` values; with `cols` a multiple of 4 it is aligned to four.
 #[inline(always)]
 pub(super) unsafe fn four<T: Element>(x: *const T, column: u32, cols: u32) -> [f32; 4] {
-    // SAFETY: this function's contract.
-    unsafe { four_of(x, 0, column, cols) }
-}
-
-/// As [`four`], of the row that begins `first` values after `x`. Where registers are few, it needs one where an address needs two.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-pub(super) unsafe fn four_of<T: Element>(x: *const T, first: u32, column: u32, cols: u32) -> [f32; 4] {
     // SAFETY: only columns below `cols` are read.
     unsafe {
         if cols.is_multiple_of(4) {
-            return if column < cols { T::load4(x.add((first + column) as usize)) } else { [0.0; 4] };
+            return if column < cols { T::load4(x.add(column as usize)) } else { [0.0; 4] };
         }
         let mut values = [0.0; 4];
         let mut i = 0;
         while i < 4 {
-            if column + i < cols {
-                values[i as usize] = T::load(x.add((first + column + i) as usize));
+            if column + (i as u32) < cols {
+                values[i] = T::load(x.add(column as usize + i));
             }
             i += 1;
         }
         values
+    }
+}
+
+/// As [`four`], of the row that begins `first` values after `x`. Where registers are few, that takes one where an address takes two.
+///
+/// # Safety
+/// As there; `first` is 0 unless `cols` is a multiple of 4.
+#[inline(always)]
+pub(super) unsafe fn four_of<T: Element>(x: *const T, first: u32, column: u32, cols: u32) -> [f32; 4] {
+    // SAFETY: only columns below `cols` are read, and rows that are not multiples begin at `x`.
+    unsafe {
+        match cols.is_multiple_of(4) {
+            true if column < cols => T::load4(x.add((first + column) as usize)),
+            true => [0.0; 4],
+            false => four(x, column, cols),
+        }
     }
 }
 

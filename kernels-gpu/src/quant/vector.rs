@@ -29,7 +29,7 @@
 //! and however many, up to 16.
 
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
-use super::encode::{LANES, activations, four_of};
+use super::encode::{LANES, activations, four, four_of};
 use super::epilogue::Epilogue;
 use super::unroll::unroll;
 use super::weights::{Matrix, Weights};
@@ -231,24 +231,36 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
 #[derive(Clone, Copy)]
 struct Tile {
     x: *const f32,
-    /// The row's first value.
-    first: u32,
     cols: u32,
     from: u32,
 }
 
 #[inlined]
 impl Tile {
+    /// Four values from column `column` on; `PARTS`: of the row that begins `first` values after `x`.
+    ///
+    /// # Safety
+    /// x has the row, aligned to 16 bytes.
+    unsafe fn four<const PARTS: bool>(self, first: u32, column: u32) -> [f32; 4] {
+        // SAFETY: this function's contract.
+        unsafe {
+            match PARTS {
+                true => four_of(self.x, first, column, self.cols),
+                false => four(self.x, column, self.cols),
+            }
+        }
+    }
+
     /// This thread's first X times four values; zeros past the row's end.
     ///
     /// # Safety
     /// x has `cols` values, aligned to 16 bytes.
-    unsafe fn early<const X: usize>(self) -> [[f32; 4]; X] {
+    unsafe fn early<const X: usize, const PARTS: bool>(self, first: u32) -> [[f32; 4]; X] {
         let mut values = [[0.0; 4]; X];
         unroll!(I < 2 => if I < X {
             let word = thread::thread_idx_x() + I as u32 * THREADS1;
             // SAFETY: `x` has `cols` values and is 16-byte aligned: this function's contract.
-            values[I] = unsafe { four_of(self.x, self.first, self.from + word * 4, self.cols) };
+            values[I] = unsafe { self.four::<PARTS>(first, self.from + word * 4) };
         });
         keep_order();
         values
@@ -259,8 +271,9 @@ impl Tile {
     /// # Safety
     /// As there; all threads of the block call it together, and nobody reads `into`, which has room for `count` values
     /// in whole warps of four.
-    unsafe fn quantize<W: Weights, const X: usize>(
+    unsafe fn quantize<W: Weights, const X: usize, const PARTS: bool>(
         self,
+        first: u32,
         into: SharedRow<TILE>,
         count: u32,
         early: [[f32; 4]; X],
@@ -283,7 +296,7 @@ impl Tile {
                 word += THREADS1;
             });
             while word / 32 * 128 < count {
-                put(word, four_of(self.x, self.first, self.from + word * 4, self.cols));
+                put(word, self.four::<PARTS>(first, self.from + word * 4));
                 word += THREADS1;
             }
         }
@@ -301,20 +314,20 @@ impl SharedRow<TILE> {
     }
 }
 
-/// The product with the n rows of w from row `from_row` on, to a row of y.
-/// `x`: values of which the row is those from a number on. With `ONCE`, blocks cover them all at once.
+/// The product with the n rows of w from row `from_row` on, to row blockIdx.y of y with `ONCE`, else to the first.
+/// `x`: the row, or with `ONCE` several, of which it is the one from value `first_of_x` on. With `ONCE`, blocks cover them all at once.
 ///
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
 unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
     epilogue: Epilogue,
-    x: (*const f32, u32),
+    x: *const f32,
+    first_of_x: u32,
     w: Matrix,
     from_row: u32,
     cols: u32,
     row: SharedRow<TILE>,
-    row_of_y: u32,
 ) {
     const R: usize = ROWS1 as usize;
     let (warp, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
@@ -333,14 +346,19 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
         unsafe {
             while from < w.k {
                 let units = (w.k - from).min(TILE) / W::UNIT;
-                let tile = Tile { x: x.0, first: x.1, cols, from };
+                let tile = Tile { x, cols, from };
                 // load
-                let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X>() };
+                let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X, ONCE>(first_of_x) };
                 let rows = Rows::<R>::new::<W>(w, from_row, first, n, from / W::UNIT);
                 let mut stage = Stage::<W, R, U>::load(w, &rows, lane, units);
                 // sync
                 if !quantized {
-                    tile.quantize::<W, X>(row, units.next_multiple_of(step) * W::UNIT, early);
+                    tile.quantize::<W, X, ONCE>(
+                        first_of_x,
+                        row,
+                        units.next_multiple_of(step) * W::UNIT,
+                        early,
+                    );
                     sync_threads();
                 }
                 // compute
@@ -369,6 +387,7 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
             });
             let column = first + lane;
             if lane < ROWS1 && column < n {
+                let row_of_y = if ONCE { thread::block_idx_y() } else { 0 };
                 epilogue.write(row_of_y, column, own * W::row_scale(w, from_row + column));
             }
         }
@@ -528,7 +547,7 @@ macro_rules! vectors {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
-                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY, false>(epilogue, (p.x, 0), w, 0, p.cols, SharedRow::declare(), 0)
+                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY, false>(epilogue, p.x, 0, w, 0, p.cols, SharedRow::declare())
                     }
                 }
 
@@ -545,7 +564,7 @@ macro_rules! vectors {
                     let pair = thread::block_idx_y();
                     // SAFETY: the pair exists, and its expert has a place; else, this kernel's contract is the body's.
                     unsafe {
-                        let x = (p.x, pair / p.sharing.max(1) * p.cols);
+                        let first_of_x = pair / p.sharing.max(1) * p.cols;
                         let epilogue = Epilogue { y: p.y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
                         let row = SharedRow::declare();
                         let expert = *p.ids.add(pair as usize);
@@ -553,11 +572,11 @@ macro_rules! vectors {
                         match place(p.slots, p.on_device, expert, p.n) {
                             Place::All(first) => {
                                 let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
-                                super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, first, p.cols, row, pair)
+                                super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, p.x, first_of_x, w, first, p.cols, row)
                             }
                             Place::Slot(first) => {
                                 let w = Matrix { quants: p.cached, scales: p.cached_scales, k: p.k };
-                                super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, first, p.cols, row, pair)
+                                super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, p.x, first_of_x, w, first, p.cols, row)
                             }
                             Place::Away => zeros(p.y.add((pair * p.n) as usize), p.n),
                         }
