@@ -303,14 +303,28 @@ impl Tile {
     }
 }
 
-#[inlined]
-impl SharedRow<TILE> {
-    /// The block's memory for a tile of x.
-    fn declare() -> Self {
-        Self {
+/// The block's memory for a tile of x.
+trait Memory {
+    fn row(self) -> SharedRow<TILE>;
+}
+
+/// Declares it where it is used.
+struct Declared;
+
+impl Memory for Declared {
+    #[inline(always)]
+    fn row(self) -> SharedRow<TILE> {
+        SharedRow {
             quants: shared::declare::<u32, { quant_words(TILE) as usize }>(),
             blocks: shared::declare::<u32, { block_words(TILE) as usize }>(),
         }
+    }
+}
+
+impl Memory for SharedRow<TILE> {
+    #[inline(always)]
+    fn row(self) -> SharedRow<TILE> {
+        self
     }
 }
 
@@ -327,9 +341,10 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
     w: Matrix,
     from_row: u32,
     cols: u32,
-    row: SharedRow<TILE>,
+    memory: impl Memory,
 ) {
     const R: usize = ROWS1 as usize;
+    let row = memory.row();
     let (warp, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
     let n = epilogue.n;
     let step = 32 * U as u32;
@@ -547,7 +562,7 @@ macro_rules! vectors {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
-                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY, false>(epilogue, p.x, 0, w, 0, p.cols, SharedRow::declare())
+                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY, false>(epilogue, p.x, 0, w, 0, p.cols, Declared)
                     }
                 }
 
@@ -566,7 +581,7 @@ macro_rules! vectors {
                     unsafe {
                         let first_of_x = pair / p.sharing.max(1) * p.cols;
                         let epilogue = Epilogue { y: p.y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
-                        let row = SharedRow::declare();
+                        let row = Declared.row();
                         let expert = *p.ids.add(pair as usize);
                         // the body twice: with one, the addresses of w would take four registers, which some formats do not have
                         match place(p.slots, p.on_device, expert, p.n) {
