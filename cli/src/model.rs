@@ -385,9 +385,6 @@ impl ModelArgs {
         let gpu = Gpu::from_device(cuda);
         let (free, total) = cuda.memory_info()?;
         let limit = self.load.memory_limit.map_or(free, |limit| limit.min(free));
-        if self.load.memory_limit.is_some() {
-            memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool).saturating_mul(self.places))?;
-        }
         let peaks = fit::peaks(cuda.properties());
         let asked = &opened.planned(|model| fit::with_experts(&model, usual, asked, &peaks))?;
         let fit = |work: &Workload| opened.planned(|model| model.fit(usual, asked, work, &gpu, limit));
@@ -395,18 +392,22 @@ impl ModelArgs {
             let is_gguf = opened.checkpoint.gguf().is_some();
             output.note(&fit::describe(choice, work, is_gguf, limit));
         };
-        let decided = |choice: &Choice, processor, work: &Workload| Decision {
-            options: choice.options,
-            processor,
-            before: Some(total - free),
-            work: Some(*work),
+        let decided = |choice: &Choice, processor, work: &Workload| -> Result<Decision, Failure> {
+            let options = choice.options;
+            let room = limit.saturating_sub(gpu.beside(&options, opened.config.text.num_hidden_layers));
+            if self.load.memory_limit.is_some() {
+                memory::set_limit(cuda, room.saturating_mul(self.places))?;
+            } else if options != asked.apply(usual) {
+                memory::set_limit(cuda, memory::pool(cuda)?.statistics().reserved + room)?; // other models have memory, too
+            }
+            Ok(Decision { options, processor, before: Some(total - free), work: Some(*work) })
         };
         if let Some(most) = &work.most
             && let Ok(choice) = fit(most)
             && choice.options == asked.apply(usual)
         {
             say(&choice, most);
-            return Ok(decided(&choice, None, most));
+            return decided(&choice, None, most);
         }
         let processor = opened.checkpoint.processor()?;
         let mut refusal = None;
@@ -414,7 +415,7 @@ impl ModelArgs {
             match fit(&work) {
                 Ok(choice) => {
                     say(&choice, &work);
-                    return Ok(decided(&choice, Some(processor), &work));
+                    return decided(&choice, Some(processor), &work);
                 }
                 Err(error) => refusal = Some(error),
             }

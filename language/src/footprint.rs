@@ -54,8 +54,9 @@ impl Gpu {
     /// together with 30B-A3B.
     const BESIDE_EXPERTS: usize = 16 << 20;
 
-    /// Bytes beside the pool with these options for a model of `layers` layers.
-    fn beside(&self, options: &LoadOptions, layers: usize) -> usize {
+    /// Bytes beside the pool with these options for a model of `layers` layers. A pool that is limited to the others grows as it does in the
+    /// plan; one with more room may take larger segments, after which a later allocation finds none.
+    pub fn beside(&self, options: &LoadOptions, layers: usize) -> usize {
         let is_real = self.beside_streaming > 0;
         let streaming = if options.is_streaming(layers) { self.beside_streaming } else { 0 };
         let experts = if is_real && options.experts.is_streamed() { Self::BESIDE_EXPERTS } else { 0 };
