@@ -61,8 +61,8 @@ pub(crate) fn route(
         };
         // SAFETY: `ops::route` has checked that x is contiguous [tokens, cols] f32 and gate [experts, cols] of the kernel's type, with
         // 1 ≤ top_k ≤ experts ≤ MAX_EXPERTS, and made ids and weights [tokens, top_k]. All are on this stream and of less than 2³¹
-        // elements. `logits` has room for each expert and is freed after the launch; `uses` is [experts]. The stream has a counter for each token if there
-        // are several blocks.
+        // elements. `logits` has room for each expert and is freed after the launch; `uses` is [experts]. The stream has a counter
+        // for each token if there are several blocks.
         unsafe { device.launch(spec, [blocks, tokens as u32, 1], &parameters) }
     })
 }
@@ -136,7 +136,19 @@ pub(crate) fn linear(
         let sharing = if sorted.is_null() { sharing as u32 } else { 1 };
         let (slots_of_experts, cached, on_device) = slots_of(at);
         let parameters = Experts {
-            y, x, w, ids, starts: sorted, cached: cached[0] as *const T, slots: slots_of_experts, experts, n, k, sharing, aligned: aligned.into(), on_device,
+            y,
+            x,
+            w,
+            ids,
+            starts: sorted,
+            cached: cached[0] as *const T,
+            slots: slots_of_experts,
+            experts,
+            n,
+            k,
+            sharing,
+            aligned: aligned.into(),
+            on_device,
         };
         let (spec, grid) = if !sorted.is_null() && starts(16) && n.is_multiple_of(4) && k.is_multiple_of(4) {
             (tile, [n.div_ceil(TILE), slots(pairs, TILE, experts), 1])

@@ -6,6 +6,7 @@
 //!
 //! Where the experts are is in the table alone: the host does not wait for the router's choice.
 
+use crate::cuda::CudaDevice;
 use crate::memory::{DeviceBuffer, Download, Resident, Run, SharedHost};
 use crate::problem::experts::Places;
 use crate::{DType, Device, Result, Tensor};
@@ -95,20 +96,19 @@ impl Sum for Hits {
 impl ExpertCache {
     /// With `slots` of a layer's `experts`, at first for the first ones. `turn`: a number of the layer, so that layers look in turn.
     pub fn new(
-        device: &Device,
+        device: &CudaDevice,
         host: &SharedHost,
         slices: Vec<Slices>,
         (slots, experts): (usize, usize),
         turn: usize,
     ) -> Result<Self> {
-        let Device::Cuda(cuda) = device else { unreachable!("experts in host memory are beside a GPU") };
         let bytes: usize = slices.iter().map(|slice| (slots * slice.bytes).next_multiple_of(ALIGNMENT)).sum();
-        let resident = Resident { buffer: DeviceBuffer::uninitialized(cuda, bytes)?, runs: Vec::new() };
-        let table = DeviceBuffer::uninitialized(cuda, experts * size_of::<u32>())?;
+        let resident = Resident { buffer: DeviceBuffer::uninitialized(device, bytes)?, runs: Vec::new() };
+        let table = DeviceBuffer::uninitialized(device, experts * size_of::<u32>())?;
         let state = State {
-            uses: Tensor::zeros([experts], DType::U32, device)?,
+            uses: Tensor::zeros([experts], DType::U32, &Device::Cuda(device.clone()))?,
             table,
-            slot_of: (0..experts).map(|expert| (expert < slots).then_some(expert)).collect(),
+            slot_of: vec![None; experts],
             seen: vec![0; experts],
             scores: vec![0.0; experts],
             pending: None,
@@ -121,7 +121,8 @@ impl ExpertCache {
         for expert in 0..slots {
             this.copy(expert, expert)?;
         }
-        this.write_table(&mut state)?;
+        let first = (0..experts).map(|expert| (expert < slots).then_some(expert)).collect();
+        this.write_table(&mut state, first)?;
         drop(state);
         Ok(this)
     }
@@ -169,12 +170,17 @@ impl ExpertCache {
             let swaps = state.swaps();
             if !swaps.is_empty() {
                 settle()?;
-                for (expert, other) in swaps {
-                    let Some(slot) = state.slot_of[other].take() else { continue };
-                    state.slot_of[expert] = Some(slot);
+                let mut slot_of = state.slot_of.clone();
+                let moves =
+                    swaps.into_iter().filter_map(|(expert, other)| Some((expert, slot_of[other].take()?)));
+                let moves: Vec<_> = moves.collect();
+                // first nobody reads these slots, so that an error leaves none that is read with other bytes
+                self.write_table(&mut state, slot_of.clone())?;
+                for (expert, slot) in moves {
                     self.copy(expert, slot)?;
+                    slot_of[expert] = Some(slot);
                 }
-                self.write_table(&mut state)?;
+                self.write_table(&mut state, slot_of)?;
             }
         }
         if state.left == 0 {
@@ -208,21 +214,22 @@ impl ExpertCache {
         Ok(())
     }
 
-    /// Queues the table of slots, and says what copies of the whole layer find in the slots.
-    fn write_table(&self, state: &mut State) -> Result<()> {
+    /// Queues the table of these slots, and says what copies of the whole layer find in them.
+    fn write_table(&self, state: &mut State, slot_of: Vec<Option<usize>>) -> Result<()> {
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         resident.runs.clear();
         for (slice, begin) in self.begins() {
-            for (expert, slot) in state.slot_of.iter().enumerate() {
+            for (expert, slot) in slot_of.iter().enumerate() {
                 let Some(slot) = slot else { continue };
                 let (to, from) = (slice.at + expert * slice.bytes, begin + slot * slice.bytes);
                 resident.runs.push(Run { to, from, bytes: slice.bytes });
             }
         }
         resident.join_runs();
-        let slots: Vec<u32> =
-            state.slot_of.iter().map(|slot| slot.map_or(NO_SLOT, |slot| slot as u32)).collect();
-        state.table.upload(0, bytemuck::cast_slice(&slots))
+        let slots: Vec<u32> = slot_of.iter().map(|slot| slot.map_or(NO_SLOT, |slot| slot as u32)).collect();
+        state.table.upload(0, bytemuck::cast_slice(&slots))?;
+        state.slot_of = slot_of;
+        Ok(())
     }
 }
 

@@ -131,7 +131,7 @@ impl Hosted {
             0 => None,
             slots => {
                 let slices = slices(&parts, experts);
-                Some(ExpertCache::new(&stream.device(), &host, slices, (slots, experts), layers.len())?)
+                Some(ExpertCache::new(&stream.device, &host, slices, (slots, experts), layers.len())?)
             }
         };
         let layer = match stream.cpu_rows {
