@@ -39,62 +39,56 @@ const ONE_ORDERING: [(&str, &str); 13] = [
 /// Those with one for success and one for failure.
 const TWO_ORDERINGS: [&str; 2] = ["compare_exchange", "compare_exchange_weak"];
 
-/// Appended to [`FILE`].
+/// Appended to [`FILE`]. The functions are `const` because those of newer compilers are.
 const FENCES: &str = r#"
-#[cfg(target_arch = "nvptx64")]
 mod gpu_fences {
     use super::Ordering::{self, *};
+    use crate::intrinsics::const_eval_select;
 
     unsafe extern "C" {
         #[link_name = "llvm.nvvm.membar.gl"]
         safe fn membar_gl();
     }
 
-    /// The fence after an operation, which comes when it is dropped.
-    pub(super) struct After(bool);
-
-    impl Drop for After {
-        #[inline(always)]
-        fn drop(&mut self) {
-            if self.0 {
-                membar_gl();
-            }
-        }
-    }
-
+    /// A fence, if the ordering asks for one. Constants are computed by one thread, and need none.
     #[inline(always)]
-    fn fenced(before: bool, after: bool) -> After {
-        if before {
-            membar_gl();
-        }
-        After(after)
+    #[rustc_const_unstable(feature = "core_intrinsics", issue = "none")]
+    pub(super) const fn fence(asked: bool) {
+        const_eval_select!(@capture { asked: bool = asked }: if const {} else { if asked { membar_gl() } })
     }
 
+    /// Fences before an operation; whether there is one after it, and the ordering that is left.
     /// An ordering that a load can't have stays, and panics.
     #[inline(always)]
-    pub(super) fn load(order: Ordering) -> (After, Ordering) {
+    #[rustc_const_unstable(feature = "core_intrinsics", issue = "none")]
+    pub(super) const fn load(order: Ordering) -> (bool, Ordering) {
         let strong = matches!(order, Acquire | SeqCst);
-        (fenced(matches!(order, SeqCst), strong), if strong { Relaxed } else { order })
+        fence(matches!(order, SeqCst));
+        (strong, if strong { Relaxed } else { order })
     }
 
     #[inline(always)]
-    pub(super) fn store(order: Ordering) -> (After, Ordering) {
+    #[rustc_const_unstable(feature = "core_intrinsics", issue = "none")]
+    pub(super) const fn store(order: Ordering) -> (bool, Ordering) {
         let strong = matches!(order, Release | SeqCst);
-        (fenced(strong, matches!(order, SeqCst)), if strong { Relaxed } else { order })
+        fence(strong);
+        (matches!(order, SeqCst), if strong { Relaxed } else { order })
     }
 
     #[inline(always)]
-    pub(super) fn update(order: Ordering) -> (After, Ordering) {
-        let releases = matches!(order, Release | AcqRel | SeqCst);
-        (fenced(releases, matches!(order, Acquire | AcqRel | SeqCst)), Relaxed)
+    #[rustc_const_unstable(feature = "core_intrinsics", issue = "none")]
+    pub(super) const fn update(order: Ordering) -> (bool, Ordering) {
+        fence(matches!(order, Release | AcqRel | SeqCst));
+        (matches!(order, Acquire | AcqRel | SeqCst), Relaxed)
     }
 
     #[inline(always)]
-    pub(super) fn exchange(success: Ordering, failure: Ordering) -> (After, Ordering, Ordering) {
-        let releases = matches!(success, Release | AcqRel | SeqCst) || matches!(failure, SeqCst);
+    #[rustc_const_unstable(feature = "core_intrinsics", issue = "none")]
+    pub(super) const fn exchange(success: Ordering, failure: Ordering) -> (bool, Ordering, Ordering) {
+        fence(matches!(success, Release | AcqRel | SeqCst) || matches!(failure, SeqCst));
         let failure_acquires = matches!(failure, Acquire | SeqCst);
         let acquires = failure_acquires || matches!(success, Acquire | AcqRel | SeqCst);
-        (fenced(releases, acquires), Relaxed, if failure_acquires { Relaxed } else { failure })
+        (acquires, Relaxed, if failure_acquires { Relaxed } else { failure })
     }
 }
 "#;
@@ -137,30 +131,29 @@ pub fn with_fences(library: &Path, folder: &Path) -> io::Result<Option<PathBuf>>
 fn fenced(text: &str) -> Result<String, String> {
     let mut text = text.to_owned();
     for (name, kind) in ONE_ORDERING {
-        insert(&mut text, name, &format!("let (_after, order) = gpu_fences::{kind}(order);"))?;
+        wrap(&mut text, name, &["order"], &format!("gpu_fences::{kind}(order)"))?;
     }
     for name in TWO_ORDERINGS {
-        insert(&mut text, name, "let (_after, success, failure) = gpu_fences::exchange(success, failure);")?;
+        wrap(&mut text, name, &["success", "failure"], "gpu_fences::exchange(success, failure)")?;
     }
     text.push_str(FENCES);
     Ok(text)
 }
 
-/// Inserts a statement at the beginning of the body of `atomic_NAME`.
-fn insert(text: &mut String, name: &str, statement: &str) -> Result<(), String> {
-    let function = format!("unsafe fn atomic_{name}<");
+/// Puts the fences of `atomic_NAME` around its body: `fences` gives whether one comes after, and the orderings anew.
+fn wrap(text: &mut String, name: &str, orderings: &[&str], fences: &str) -> Result<(), String> {
     let unknown = || format!("atomic_{name}");
-    let start = text.find(&function).ok_or_else(unknown)?;
-    let orderings = if statement.contains("success") {
-        ["success: Ordering", "failure: Ordering"]
-    } else {
-        ["order: Ordering"; 2]
-    };
+    let start = text.find(&format!("unsafe fn atomic_{name}<")).ok_or_else(unknown)?;
     let body = start + text[start..].find("{\n").ok_or_else(unknown)? + 1;
-    if !orderings.iter().all(|parameter| text[start..body].contains(parameter)) {
+    let end = body + text[body..].find("\n}\n").ok_or_else(unknown)?; // rustfmt's: a function's brace is the line's first
+    if !orderings.iter().all(|ordering| text[start..body].contains(&format!("{ordering}: Ordering"))) {
         return Err(unknown());
     }
-    text.insert_str(body, &format!("\n    #[cfg(target_arch = \"nvptx64\")]\n    {statement}"));
+    text.insert_str(end, "\n    };\n    gpu_fences::fence(after);\n    result");
+    text.insert_str(
+        body,
+        &format!("\n    let (after, {}) = {fences};\n    let result = {{", orderings.join(", ")),
+    );
     Ok(())
 }
 

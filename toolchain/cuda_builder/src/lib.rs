@@ -51,9 +51,9 @@
 //!
 //! # Compilers
 //!
-//! rustc compiles for `sm_61` up to 1.96; later releases begin at `sm_70`. A build whose own rustc has dropped the
-//! architecture, or has no sources of `core` (rustup's component `rust-src`), takes another toolchain that rustup has,
-//! of 1.95 or later and with sources of its own. One cargo warning says which and why. Where there is none,
+//! rustc 1.95 or later with the sources of `core` (rustup's component `rust-src`). Releases from 1.97 on list architectures from `sm_70`
+//! on; their LLVM still has those before, and is asked for them by a description of the target without that limit. A build whose own rustc
+//! lacks the architecture or the sources takes another toolchain that rustup has. One cargo warning says which and why. Where there is none,
 //! [`CudaBuilder::prebuilt`] names a PTX file to use instead, again with one warning; without that the error says which
 //! command installs what is missing. When the sources or a toolchain have been installed, cargo runs the build script
 //! again.
@@ -68,6 +68,7 @@ mod options;
 pub mod ptx;
 mod remainder;
 mod source_lines;
+mod target;
 mod toolchain;
 
 pub use options::{DebugInfo, OptLevel};
@@ -79,7 +80,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fmt, fs, io};
-use toolchain::{Core, Programs, TARGET, Toolchain};
+use target::TARGET;
+use toolchain::{Core, Programs, Toolchain};
 
 /// Environment variables of the outer cargo that must not reach the inner one: they would change flags, the
 /// compiler (clippy runs through a wrapper) or the target folder.
@@ -350,12 +352,21 @@ impl CudaBuilder {
         // A static library is archived by rustc itself. Fat LTO, which runs before that, leaves the whole
         // program as one PTX file, so that no linker is needed.
         cargo
-            .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "--target", TARGET])
+            .args(["rustc", "--release", "--lib", "--crate-type=staticlib"])
             .args(["--message-format=json", "--manifest-path"])
             .arg(manifest)
             .arg("--target-dir")
             .arg(target_dir)
             .args(self.options.cargo_arguments());
+        cargo.arg("--target");
+        match &toolchain.description {
+            None => cargo.arg(TARGET),
+            Some(description) => {
+                let written = target::write(target_dir, self.arch.sm(), description)
+                    .map_err(|source| CudaBuilderError::Io { path: target_dir.to_path_buf(), source })?;
+                cargo.arg(written).arg("-Zjson-target-spec")
+            }
+        };
         if toolchain.core == Core::Sources {
             cargo.arg("-Zbuild-std=core");
             let library = toolchain.sysroot.join("lib/rustlib/src/rust/library");

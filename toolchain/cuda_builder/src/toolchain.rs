@@ -1,13 +1,11 @@
 //! Which compiler builds the GPU crate: this build's own, or another of rustup's toolchains.
 
+use crate::target::{self, TARGET};
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
-
-/// The target that rustc compiles for.
-pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// The command to suggest where no compiler will do: it installs the one that compiles Pascaline's own kernels.
 const INSTALL: &str = "rustup toolchain install 1.95.0 --profile minimal --component rust-src";
@@ -29,6 +27,8 @@ pub(crate) struct Toolchain {
     pub rustc: OsString,
     pub sysroot: PathBuf,
     pub core: Core,
+    /// The target in rustc's JSON, if the compiler's own description of it excludes the architecture.
+    pub description: Option<String>,
 }
 
 /// Where `core` for the GPU comes from.
@@ -92,8 +92,8 @@ impl Programs {
         Self { cargo: program("CARGO", "cargo"), rustc: program("RUSTC", "rustc"), rustup: "rustup".into() }
     }
 
-    /// A toolchain that compiles for `arch`: this build's own if it can, else the oldest one of rustup's that can, which
-    /// is the nearest to what `cuda_std` is tested with.
+    /// A toolchain that compiles for `arch`: this build's own if it can, else the oldest one of rustup's that lists the
+    /// architecture, which is the nearest to what `cuda_std` is tested with, else the oldest that can be told of it.
     pub fn find(&self, arch: &str) -> Search {
         let mut search = Search { found: None, tried: Vec::new(), watch: Vec::new(), remedy: String::new() };
         let own = match probe(None, self.cargo.clone(), self.rustc.clone(), arch) {
@@ -129,7 +129,7 @@ impl Programs {
         search
             .watch
             .extend(self.rustup_home().map(|home| home.join("update-hashes")).filter(|path| path.is_dir()));
-        usable.sort_by_key(|toolchain| number(&toolchain.version));
+        usable.sort_by_key(|toolchain| (toolchain.description.is_some(), number(&toolchain.version)));
         if let Some(toolchain) = usable.into_iter().next() {
             search.take(toolchain);
             return search;
@@ -224,11 +224,17 @@ fn probe(name: Option<&str>, cargo: OsString, rustc: OsString, arch: &str) -> Re
         return Err(fail(Unusable::TooOld));
     }
     let cpus = ask(&["--print", "target-cpus", "--target", TARGET]).unwrap_or_default();
-    if !cpus.lines().any(|line| line.split_whitespace().next() == Some(arch)) {
-        return Err(fail(Unusable::NoArchitecture(arch.to_owned())));
-    }
+    let description = if cpus.lines().any(|line| line.split_whitespace().next() == Some(arch)) {
+        None
+    } else {
+        let described = target::describing(&rustc, arch);
+        Some(described.ok_or_else(|| fail(Unusable::NoArchitecture(arch.to_owned())))?)
+    };
     let core = find_core(&sysroot).ok_or_else(|| fail(Unusable::NoCore))?;
-    Ok(Toolchain { name: name.map(str::to_owned), version, cargo, rustc, sysroot, core })
+    if description.is_some() && core == Core::Compiled {
+        return Err(fail(Unusable::NoCore)); // it is compiled for an architecture that the compiler lists
+    }
+    Ok(Toolchain { name: name.map(str::to_owned), version, cargo, rustc, sysroot, core, description })
 }
 
 fn find_core(sysroot: &Path) -> Option<Core> {
@@ -303,7 +309,8 @@ mod tests {
             fs::create_dir_all(sysroot.join("lib/rustlib/src")).unwrap();
             let body = format!(
                 "case \"$*\" in\n-vV) echo 'rustc {version} (x)'; echo 'release: {version}';;\n\
-                 '--print sysroot') echo '{}';;\n*target-cpus*) echo '{cpus}';;\n*) exit 1;;\nesac",
+                 '--print sysroot') echo '{0}';;\n*target-cpus*) echo '{cpus}';;\n\
+                 *target-spec-json*) cat '{0}/spec.json' 2>/dev/null;;\n*) exit 1;;\nesac",
                 sysroot.display()
             );
             self.script(&format!("{name}/bin/rustc"), &body)
@@ -313,6 +320,14 @@ mod tests {
             let path = self.root.join(name).join(CORE_SOURCES);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
+        }
+
+        /// A compiler that lists `sm_70` first, and says that it excludes `sm_61`.
+        fn newer_compiler(&self, name: &str, version: &str) -> OsString {
+            let path = self.compiler(name, version, SM_70);
+            let spec = "{\"cpu\":\"sm_70\",\"unsupported-cpus\":[\"sm_60\",\"sm_61\"]}";
+            fs::write(self.root.join(name).join("spec.json"), spec).unwrap();
+            path
         }
 
         fn rustup(&self, names: &[&str]) -> OsString {
@@ -371,6 +386,33 @@ mod tests {
         assert_eq!(toolchain.rustc, machine.root.join("1.95.0/bin/rustc"));
         assert_eq!(toolchain.cargo, machine.root.join("1.95.0/bin/cargo"));
         assert_eq!(why.unwrap(), "rustc 1.97.0-nightly does not compile for sm_61");
+    }
+
+    #[test]
+    fn a_compiler_that_excludes_the_architecture_is_told_of_it() {
+        let machine = Machine::new("told");
+        let own = machine.newer_compiler("stable", "1.99.1");
+        let compiled = machine.root.join("stable/lib/rustlib").join(TARGET).join("lib");
+        fs::create_dir_all(&compiled).unwrap();
+        fs::write(compiled.join("libcore-1.rlib"), "").unwrap();
+        let error = machine.find(own.clone(), machine.no_rustup()).result().unwrap_err();
+        assert_eq!(error.tried[0].1, Unusable::NoCore, "a compiled core is for another architecture");
+
+        machine.add_core("stable");
+        let (toolchain, why) = machine.find(own, machine.no_rustup()).result().unwrap();
+        assert_eq!((toolchain.name, toolchain.core, why), (None, Core::Sources, None));
+        assert_eq!(toolchain.description.as_deref(), Some("{\"cpu\":\"sm_61\"}"));
+
+        let without = machine.compiler("beta", "1.98.0", SM_70);
+        machine.newer_compiler("1.97.0", "1.97.0");
+        machine.compiler("1.96.0", "1.96.0", SM_61);
+        for name in ["1.97.0", "1.96.0"] {
+            machine.add_core(name);
+        }
+        let names =
+            |names: &[&str]| machine.find(without.clone(), machine.rustup(names)).result().unwrap().0.name;
+        assert_eq!(names(&["1.97.0", "1.96.0"]).as_deref(), Some("1.96.0"), "one that lists it comes first");
+        assert_eq!(names(&["1.97.0"]).as_deref(), Some("1.97.0"));
     }
 
     #[test]

@@ -56,12 +56,15 @@ remainder! {
 
 #[cfg(target_arch = "nvptx64")]
 mod bytes {
+    use core::ffi::c_void;
+
     /// Compares two texts of bytes, for `[u8]` and `str`.
     ///
     /// # Safety
     /// Both are valid for reads of `n` bytes.
     #[unsafe(no_mangle)]
-    unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, n: usize) -> i32 {
+    unsafe extern "C" fn memcmp(a: *const c_void, b: *const c_void, n: usize) -> i32 {
+        let (a, b) = (a.cast::<u8>(), b.cast::<u8>());
         let mut i = 0;
         while i < n {
             // SAFETY: i < n, and the caller promises n bytes of both.
@@ -79,7 +82,7 @@ mod bytes {
     /// # Safety
     /// As [`memcmp`].
     #[unsafe(no_mangle)]
-    unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, n: usize) -> i32 {
+    unsafe extern "C" fn bcmp(a: *const c_void, b: *const c_void, n: usize) -> i32 {
         // SAFETY: the caller's contract.
         unsafe { memcmp(a, b, n) }
     }
@@ -89,12 +92,13 @@ mod bytes {
     /// # Safety
     /// `from` is valid for reads of `n` bytes, `to` for writes of as many.
     #[unsafe(no_mangle)]
-    unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, n: usize) -> *mut u8 {
+    unsafe extern "C" fn memmove(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void {
+        let (bytes, from) = (to.cast::<u8>(), from.cast::<u8>());
         let mut i = 0;
         while i < n {
-            let at = if to.cast_const() < from { i } else { n - 1 - i };
+            let at = if bytes.cast_const() < from { i } else { n - 1 - i };
             // SAFETY: at < n. Volatile, or LLVM makes a call of this very function of the loop.
-            unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
+            unsafe { bytes.add(at).write_volatile(from.add(at).read_volatile()) };
             i += 1;
         }
         to
