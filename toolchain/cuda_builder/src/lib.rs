@@ -178,7 +178,7 @@ impl NvvmArch {
 pub struct CudaBuilder {
     crate_path: PathBuf,
     arch: NvvmArch,
-    isa: (u32, u32),
+    isa: Option<(u32, u32)>,
     copy_to: Option<PathBuf>,
     prebuilt: Option<PathBuf>,
     options: Options,
@@ -191,7 +191,7 @@ impl CudaBuilder {
         Self {
             crate_path: path_to_crate_root.as_ref().to_path_buf(),
             arch: NvvmArch::Compute61,
-            isa: (6, 4),
+            isa: None,
             copy_to: None,
             prebuilt: None,
             options: Options::default(),
@@ -204,10 +204,10 @@ impl CudaBuilder {
         self
     }
 
-    /// The PTX ISA version; 6.4 if not given, which every driver since CUDA 10.1 loads. Below 6.0 there are no
-    /// `.sync` shuffles.
+    /// The PTX ISA version; 6.4 if not given, which every driver since CUDA 10.1 loads, or 7.0 (CUDA 11) where that is the
+    /// oldest that the compiler writes: rustc 1.97 or later for sm_70 or newer. Below 6.0 there are no `.sync` shuffles.
     pub fn ptx_isa(mut self, major: u32, minor: u32) -> Self {
-        self.isa = (major, minor);
+        self.isa = Some((major, minor));
         self
     }
 
@@ -257,7 +257,7 @@ impl CudaBuilder {
                 let finished =
                     lower::lower(&raw, &facts).and_then(|raw| ptx::finish(&raw)).and_then(|text| {
                         let text = if self.options.ftz { ftz::flush(&text) } else { text };
-                        ptx::check(&text, self.arch.sm(), self.isa)?;
+                        ptx::check(&text, self.arch.sm(), self.isa_by(&toolchain))?;
                         Ok(text)
                     });
                 let text =
@@ -277,7 +277,9 @@ impl CudaBuilder {
                 rerun_if_changed(&path);
                 warn(&format!("using the prebuilt {}: {why}", prebuilt.display()));
                 let text = read(&path)?;
-                ptx::check(&text, self.arch.sm(), self.isa)
+                // whichever compiler wrote it
+                let isa = self.isa.map_or_else(|| ptx::version(&text), Ok);
+                isa.and_then(|isa| ptx::check(&text, self.arch.sm(), isa))
                     .map_err(|source| CudaBuilderError::BadPtx { path, source })?;
                 (text, "prebuilt".to_owned())
             }
@@ -297,6 +299,11 @@ impl CudaBuilder {
         let whole = crate_path.canonicalize();
         let folder = whole.as_deref().unwrap_or(crate_path).file_name().unwrap_or(OsStr::new("kernels"));
         format!("{}-{}.ptx", folder.to_string_lossy(), self.arch.sm())
+    }
+
+    /// The ISA version that is asked for, or the oldest from 6.4 on that the compiler writes.
+    fn isa_by(&self, toolchain: &Toolchain) -> (u32, u32) {
+        self.isa.unwrap_or_else(|| toolchain.oldest_isa().max((6, 4)))
     }
 
     /// Runs cargo for the crate. Returns the PTX as LLVM wrote it, what LLVM's intermediate code says of it, and the toolchain.
@@ -387,7 +394,7 @@ impl CudaBuilder {
                 cargo.env_remove(&variable);
             }
         }
-        let (major, minor) = self.isa;
+        let (major, minor) = self.isa_by(toolchain);
         let mut flags = vec![
             format!("-Ctarget-cpu={}", self.arch.sm()),
             format!("-Ctarget-feature=+ptx{major}{minor}"),

@@ -1,9 +1,9 @@
 //! The target that rustc compiles for, and how a compiler is told of an architecture that it no longer lists.
 //!
-//! From 1.97 on rustc's description of the target names the architectures before sm_70 as unsupported. That is rustc's
-//! decision (rust-lang/compiler-team, "Bump the minimum sm and PTX version of nvptx64"): its LLVM still generates code for them.
-//! A description of our own, the compiler's but for that list, brings them back. What rustc no longer promises, [`crate::ptx`],
-//! [`crate::ir`] and the fenced `core` look after, as they do with older compilers.
+//! From 1.97 on rustc's description of the target (`rustc --print target-spec-json`) names the architectures before sm_70 as
+//! unsupported, while its LLVM still generates code for them. A description of our own, the compiler's but for that list,
+//! brings them back. What rustc does not promise for them, [`crate::ptx`], [`crate::ir`] and the fenced `core` look after, as
+//! they do with compilers that list them.
 
 use serde_json::Value;
 use std::ffi::OsStr;

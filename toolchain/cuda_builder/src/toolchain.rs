@@ -31,6 +31,14 @@ pub(crate) struct Toolchain {
     pub description: Option<String>,
 }
 
+impl Toolchain {
+    /// The oldest PTX ISA version that it writes. From 1.97 on, rustc's architectures bring 7.0; one that it excludes does not.
+    pub fn oldest_isa(&self) -> (u32, u32) {
+        let lists_none_before_70 = self.description.is_none() && number(&self.version) >= (1, 97);
+        if lists_none_before_70 { (7, 0) } else { (3, 2) }
+    }
+}
+
 /// Where `core` for the GPU comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Core {
@@ -400,8 +408,10 @@ mod tests {
 
         machine.add_core("stable");
         let (toolchain, why) = machine.find(own, machine.no_rustup()).result().unwrap();
-        assert_eq!((toolchain.name, toolchain.core, why), (None, Core::Sources, None));
+        assert_eq!((&toolchain.name, toolchain.core, why), (&None, Core::Sources, None));
         assert_eq!(toolchain.description.as_deref(), Some("{\"cpu\":\"sm_61\"}"));
+        assert!(toolchain.oldest_isa() < (6, 4));
+        assert_eq!(Toolchain { description: None, ..toolchain }.oldest_isa(), (7, 0));
 
         let without = machine.compiler("beta", "1.98.0", SM_70);
         machine.newer_compiler("1.97.0", "1.97.0");

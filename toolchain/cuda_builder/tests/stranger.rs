@@ -229,7 +229,7 @@ pub unsafe fn fused(x: *mut f32, a: f32, b: f32) {
 }
 ";
 
-/// A newer compiler, its sources of `core` present: rustc with `sm_61` taken out of what it lists, as 1.97 does.
+/// A compiler without `sm_61`, its sources of `core` present: rustc with it taken out of what it lists, and with no description of the target.
 #[cfg(unix)]
 mod newer {
     use super::*;
@@ -248,6 +248,7 @@ mod newer {
         let real = sysroot().join("bin/rustc");
         let body = format!(
             "real='{}'\ncase \"$*\" in\n*target-cpus*) \"$real\" \"$@\" | grep -v \"${{FORGET:-nothing}}\"; exit;;\n\
+             *target-spec-json*) test \"$FORGET\" && exit 1;;\n\
              '--print sysroot') test \"$SYSROOT\" && echo \"$SYSROOT\" && exit;;\nesac\nexec \"$real\" \"$@\"",
             real.display(),
         );
