@@ -63,6 +63,7 @@ mod model;
 mod models;
 mod new;
 mod output;
+mod parts;
 mod printable;
 #[cfg(feature = "profile")]
 mod profile;

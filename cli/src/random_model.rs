@@ -6,6 +6,7 @@ use super::files::{OutputFile, keep_all, read_input, unwritable, whole};
 use super::gguf_file::{GgufFile, targets};
 use super::model::check_directory;
 use super::output::Output;
+use super::parts;
 use super::published::Size;
 use super::quantize::mixes;
 use super::random_values::{Fill, generate};
@@ -71,6 +72,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let to = args.to.display();
         return Err(Failure::Usage(format!("{to} is --from as well as --to; name another folder")));
     }
+    parts::leave_none()?;
     let config = changed(&args.from.join("config.json"), args.size.fields())?;
     let (to, parameters) = match args.mix {
         None => write_checkpoint(args, &config)?,
