@@ -5,7 +5,7 @@ use super::fields::Fields;
 use serde_json::Value;
 
 /// A field, and the numbers, texts or truth values with which it changes nothing. Null changes nothing either.
-pub(crate) const REFUSED: [(&str, &[f64]); 37] = [
+pub(crate) const REFUSED: [(&str, &[f64]); 36] = [
     // sampling
     ("adaptive_target", &[-1.0]),
     ("dry_multiplier", &[0.0]),
@@ -42,7 +42,6 @@ pub(crate) const REFUSED: [(&str, &[f64]); 37] = [
     ("audio", &[]),
     ("chat_template", &[]),
     ("chat_template_kwargs", &[]),
-    ("continue_final_message", &[]),
     ("documents", &[]),
     ("lora", &[]),
     ("web_search_options", &[]),
@@ -68,11 +67,5 @@ pub(crate) fn check(fields: &Fields) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(name, format!("{name} is not supported{hint}")));
         }
     }
-    match fields.get("add_generation_prompt") {
-        Some(Value::Bool(false)) => {
-            let message = "add_generation_prompt = false is not supported: the assistant answers";
-            Err(ApiError::unsupported("add_generation_prompt", message))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
