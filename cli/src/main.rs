@@ -231,7 +231,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "convert")]
         Command::Quantize(args) => quantize::run(&args),
         #[cfg(feature = "convert")]
-        Command::RandomModel(args) => random_model::run(&args),
+        Command::RandomModel(args) => random_model::run(args),
         #[cfg(feature = "report")]
         Command::Report(args) => report::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -4,6 +4,7 @@
 use super::failure::Failure;
 use super::files::{OutputFile, keep_all, read_input, unwritable, whole};
 use super::gguf_file::{GgufFile, targets};
+use super::hub;
 use super::model::check_directory;
 use super::output::Output;
 use super::parts;
@@ -23,8 +24,9 @@ use std::path::{Path, PathBuf};
 /// --type, a pair of GGUF files instead.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The checkpoint to copy everything from except size and weights.
-    #[arg(long, value_name = "DIR")]
+    /// The checkpoint to copy everything from except size and weights: its folder, or its name on the hub, of which no weights
+    /// are fetched.
+    #[arg(long, value_name = "MODEL")]
     from: PathBuf,
 
     /// Where to write; created if necessary.
@@ -61,7 +63,10 @@ const COPIED: [&str; 5] = [
     "generation_config.json",
 ];
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(mut args: Args) -> Result<(), Failure> {
+    let scratch = tempfile::tempdir().map_err(|error| cannot("made", &args.to, &error))?;
+    args.from = hub::locate_headers(&args.from, scratch.path(), &args.output)?;
+    let args = &args;
     check_directory(&args.from)?;
     qwen3_vl::config::load(&args.from)?;
     let report = args.output.report()?;

@@ -5,7 +5,7 @@ use super::fields::Fields;
 use serde_json::Value;
 
 /// A field, and the numbers, texts or truth values with which it changes nothing. Null changes nothing either.
-pub(crate) const REFUSED: [(&str, &[f64]); 36] = [
+pub(crate) const REFUSED: [(&str, &[f64]); 37] = [
     // sampling
     ("adaptive_target", &[-1.0]),
     ("dry_multiplier", &[0.0]),
@@ -30,6 +30,7 @@ pub(crate) const REFUSED: [(&str, &[f64]); 36] = [
     ("allowed_token_ids", &[]),
     ("bad_words", &[]),
     ("force_words", &[]),
+    ("guided_whitespace_pattern", &[]),
     ("json_schema", &[]),
     ("logits_processors", &[]),
     ("min_tokens", &[0.0]),
