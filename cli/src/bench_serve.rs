@@ -7,9 +7,11 @@ use super::screen::{Screen, Style};
 use super::table::{Cell, Column};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::env;
 use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use ureq::{Agent, AgentBuilder};
@@ -108,6 +110,8 @@ struct Target<'a> {
     agent: Agent,
     /// Makes each question unique.
     asked: AtomicUsize,
+    /// Why questions were not answered, and how many.
+    reasons: Mutex<BTreeMap<String, usize>>,
 }
 
 impl<'a> Target<'a> {
@@ -115,7 +119,13 @@ impl<'a> Target<'a> {
         let agent =
             AgentBuilder::new().timeout_connect(Duration::from_secs(10)).max_idle_connections_per_host(256);
         let key = env::var("PASCALINE_API_KEY").ok();
-        Self { url: url.trim_end_matches('/'), key, agent: agent.build(), asked: AtomicUsize::new(0) }
+        Self {
+            url: url.trim_end_matches('/'),
+            key,
+            agent: agent.build(),
+            asked: AtomicUsize::new(0),
+            reasons: Mutex::default(),
+        }
     }
 
     fn request(&self, method: &str, path: &str) -> ureq::Request {
@@ -161,6 +171,23 @@ impl<'a> Target<'a> {
 
     /// Asks question `number` of this many words.
     fn ask_number(&self, number: usize, model: &str, words: usize, tokens: usize) -> Option<Answer> {
+        let answer = self.answer(number, model, words, tokens);
+        let note = |reason| {
+            let mut reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+            *reasons.entry(reason).or_default() += 1;
+        };
+        answer.map_err(note).ok()
+    }
+
+    /// Why questions were not answered.
+    fn reasons(&self) -> String {
+        let reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = |(reason, count): (&String, &usize)| format!("{count} × {reason}");
+        reasons.iter().map(one).collect::<Vec<_>>().join("; ")
+    }
+
+    /// The answer, or why there is none.
+    fn answer(&self, number: usize, model: &str, words: usize, tokens: usize) -> Result<Answer, String> {
         let question: Vec<String> = (0..words).map(|word| format!("{}", number * 7919 + word * 31)).collect();
         let body = json!({
             "model": model,
@@ -173,18 +200,18 @@ impl<'a> Target<'a> {
         });
         let begin = Instant::now();
         let request = self.request("POST", "/v1/chat/completions").set("Content-Type", "application/json");
-        let response = request.send_string(&body.to_string()).ok()?;
+        let response = request.send_string(&body.to_string()).map_err(why)?;
         let mut answer = Answer { prompt_tokens: 0, tokens: 0, first: 0.0, gaps: Vec::new() };
         let mut last = None;
         for line in BufReader::new(response.into_reader()).lines() {
-            let line = line.ok()?;
+            let line = line.map_err(|error| error.to_string())?;
             let Some(data) = line.strip_prefix("data: ") else { continue };
             if data == "[DONE]" {
-                return Some(answer);
+                return Ok(answer);
             }
-            let event: Value = serde_json::from_str(data).ok()?;
+            let event: Value = serde_json::from_str(data).map_err(|error| error.to_string())?;
             if event["error"].is_object() {
-                return None;
+                return Err(sentence(&event).to_owned());
             }
             let count = |name: &str| event["usage"][name].as_u64().map(|count| count as usize);
             if let (Some(prompt), Some(completion)) = (count("prompt_tokens"), count("completion_tokens")) {
@@ -198,8 +225,23 @@ impl<'a> Target<'a> {
                 }
             }
         }
-        None // it ended before it was complete
+        Err("the answer ended before it was complete".to_owned())
     }
+}
+
+/// Why a request was refused: the status and the server's own words.
+fn why(error: ureq::Error) -> String {
+    match error {
+        ureq::Error::Status(status, response) => {
+            let body = response.into_string().ok().and_then(|text| serde_json::from_str(&text).ok());
+            format!("{status}, {}", sentence(&body.unwrap_or_default()))
+        }
+        ureq::Error::Transport(error) => error.to_string(),
+    }
+}
+
+fn sentence(body: &Value) -> &str {
+    body["error"]["message"].as_str().unwrap_or("no reason is given")
 }
 
 pub(super) fn run(args: &Args, url: &str, tokens: usize) -> Result<(), Failure> {
@@ -210,7 +252,8 @@ pub(super) fn run(args: &Args, url: &str, tokens: usize) -> Result<(), Failure> 
     screen.text(&format!("{url}, {model}: answers of {} tokens", tokens), Style::Plain)?;
     // the first answer may wait for kernels to be loaded
     let Some(first) = target.ask(&model, WORDS, 8) else {
-        return Err(Failure::Failed(format!("{url} does not answer a question of {WORDS} words")));
+        let reasons = target.reasons();
+        return Err(Failure::Failed(format!("{url} does not answer a question of {WORDS} words: {reasons}")));
     };
     let (mut loads, mut bursts) = (Vec::new(), Vec::new());
     if args.burst {
@@ -244,7 +287,7 @@ pub(super) fn run(args: &Args, url: &str, tokens: usize) -> Result<(), Failure> 
     }
     match failed {
         0usize => Ok(()),
-        _ => Err(Failure::Failed(format!("{failed} requests were not answered"))),
+        _ => Err(Failure::Failed(format!("{failed} requests were not answered: {}", target.reasons()))),
     }
 }
 

@@ -140,7 +140,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 result
             }
             // a typing error is no failure on a terminal, where the user sees the message
-            request => command(&mut chat, &request, output).or_else(|error| {
+            request => command(&mut chat, &request, output, &editor).or_else(|error| {
                 output.complain(&error);
                 if editor.is_terminal() { Ok(()) } else { Err(()) }
             }),
@@ -162,11 +162,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Runs a command that needs no answer.
-fn command(chat: &mut Conversation, request: &Request, output: &Output) -> Result<(), String> {
+fn command(
+    chat: &mut Conversation,
+    request: &Request,
+    output: &Output,
+    editor: &Editor,
+) -> Result<(), String> {
     match request {
         Request::Help => output.say(&help()),
-        Request::Image(file) => chat.show(file, false)?,
-        Request::Video(file) => chat.show(file, true)?,
+        Request::Image(file) => chat.show(file, false, editor)?,
+        Request::Video(file) => chat.show(file, true, editor)?,
         Request::Drop => chat.leave_out(),
         Request::Reset => chat.reset(),
         Request::Undo => chat.undo()?,

@@ -139,13 +139,15 @@ impl<'a> Conversation<'a> {
     }
 
     /// Adds a picture or video to the next turn, if it can be used.
-    pub fn show(&mut self, file: &str, is_video: bool) -> Result<(), String> {
+    pub fn show(&mut self, file: &str, is_video: bool, editor: &Editor) -> Result<(), String> {
         let path = typed_path(file);
         if file.is_empty() || is_stdin(&path) {
             return Err(format!("{} needs a file", if is_video { "/video" } else { "/image" }));
         }
         let place = Place::of(&path, is_video).map_err(|reason| format!("{file}: {reason}"))?;
-        let visual = [saved::open(&path, is_video).map_err(sentence)?];
+        let opened = editor.unless_interrupted(move || saved::open(&path, is_video));
+        let opened = opened.map_err(|error| error.to_string())?;
+        let visual = [opened.ok_or_else(|| format!("{file}: left out by Ctrl-C"))?.map_err(sentence)?];
         let processor = &self.model.processor;
         let prompt = processor.prepare(&[user_turn(&visual, "")], &visual);
         let tokens = prompt.map_err(|error| error.to_string())?.ids;
@@ -205,6 +207,7 @@ impl<'a> Conversation<'a> {
             statistics: None,
             error: None,
         };
+        editor.begin_answer(); // from here on Ctrl-C counts, while pictures are prepared too
         let prepared = self.model.processor.prepare(&self.messages, &self.visuals);
         let begins_in_thought =
             prepared.as_ref().is_ok_and(|prompt| self.model.processor.begins_in_thought(&prompt.ids));
@@ -271,7 +274,6 @@ impl<'a> Conversation<'a> {
         };
         let mut answer = answer.with_progress(output);
         answer.tell_thoughts(begins_in_thought, self.setting.hides_thinking);
-        editor.begin_answer();
         let found = prompt.and_then(|prompt| {
             self.setting.sampling.say_room(&self.model, &prompt, output)?;
             let mut sampling = self.options.sampling.clone();
@@ -307,6 +309,7 @@ impl<'a> Conversation<'a> {
             self.setting.output.complain("no answer was cut that could go on");
             return Ok(if editor.is_terminal() { Ok(()) } else { Err(()) });
         };
+        editor.begin_answer();
         let begins_in_thought = self.model.processor.begins_in_thought(&prompt.ids);
         let mut so_far = ReasoningStream::new(begins_in_thought);
         so_far.push(&self.model.processor.tokenizer.decode(&ids));

@@ -17,9 +17,13 @@ use rustyline::{
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// The prompt on a terminal.
 const PROMPT: &str = "> ";
+/// How often work on a thread of its own is asked whether it is done.
+const ASKS: Duration = Duration::from_millis(5);
 
 /// An input.
 #[derive(Debug, PartialEq)]
@@ -122,6 +126,22 @@ impl Editor {
         if let Self::Terminal { interrupted, .. } = self {
             interrupted.store(false, Ordering::Relaxed);
         }
+    }
+
+    /// Does work that nothing ends, on a thread that Ctrl-C leaves behind: then there is no result.
+    pub fn unless_interrupted<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<Option<T>> {
+        self.begin_answer();
+        let thread = thread::Builder::new().spawn(work)?;
+        while !thread.is_finished() {
+            if self.is_interrupted() {
+                return Ok(None);
+            }
+            thread::sleep(ASKS);
+        }
+        thread.join().map(Some).map_err(|_| io::Error::other("a bug ended it"))
     }
 
     /// Whether Ctrl-C was pressed during the answer.

@@ -2,7 +2,8 @@
 //! the previous file is still there.
 
 use super::failure::Failure;
-use qwen3_vl::files::{Identity, identity, part_in, read_at_most, sync_folder};
+use super::parts;
+use qwen3_vl::files::{Identity, identity, read_at_most, sync_folder};
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -93,14 +94,14 @@ impl OutputFile {
             Ok(found) => {
                 // A link stays, and its target is replaced; the target's permissions stay too.
                 let place = whole(to).map_err(cannot)?;
-                let file = part_in(folder_of(&place)).map_err(cannot)?;
+                let file = parts::create(folder_of(&place)).map_err(cannot)?;
                 file.as_file().set_permissions(found.permissions()).map_err(cannot)?;
                 Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file, place) })
             }
             Err(_) => {
                 let name = to.file_name().ok_or_else(|| cannot(io::ErrorKind::InvalidFilename.into()))?;
                 let place = whole(folder_of(to)).map_err(cannot)?.join(name);
-                let file = part_in(folder_of(&place)).map_err(cannot)?;
+                let file = parts::create(folder_of(&place)).map_err(cannot)?;
                 Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file, place) })
             }
         }

@@ -63,6 +63,7 @@ mod model;
 mod models;
 mod new;
 mod output;
+mod parts;
 mod printable;
 #[cfg(feature = "profile")]
 mod profile;
@@ -230,7 +231,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "convert")]
         Command::Quantize(args) => quantize::run(&args),
         #[cfg(feature = "convert")]
-        Command::RandomModel(args) => random_model::run(&args),
+        Command::RandomModel(args) => random_model::run(args),
         #[cfg(feature = "report")]
         Command::Report(args) => report::run(&args),
         Command::Doctor(args) => doctor::run(&args),

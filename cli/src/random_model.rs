@@ -4,8 +4,10 @@
 use super::failure::Failure;
 use super::files::{OutputFile, keep_all, read_input, unwritable, whole};
 use super::gguf_file::{GgufFile, targets};
+use super::hub;
 use super::model::check_directory;
 use super::output::Output;
+use super::parts;
 use super::published::Size;
 use super::quantize::mixes;
 use super::random_values::{Fill, generate};
@@ -22,8 +24,9 @@ use std::path::{Path, PathBuf};
 /// --type, a pair of GGUF files instead.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The checkpoint to copy everything from except size and weights.
-    #[arg(long, value_name = "DIR")]
+    /// The checkpoint to copy everything from except size and weights: its folder, or its name on the hub, of which no weights
+    /// are fetched.
+    #[arg(long, value_name = "MODEL")]
     from: PathBuf,
 
     /// Where to write; created if necessary.
@@ -60,7 +63,10 @@ const COPIED: [&str; 5] = [
     "generation_config.json",
 ];
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(mut args: Args) -> Result<(), Failure> {
+    let scratch = tempfile::tempdir().map_err(|error| cannot("made", &args.to, &error))?;
+    args.from = hub::locate_headers(&args.from, scratch.path(), &args.output)?;
+    let args = &args;
     check_directory(&args.from)?;
     qwen3_vl::config::load(&args.from)?;
     let report = args.output.report()?;
@@ -71,6 +77,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let to = args.to.display();
         return Err(Failure::Usage(format!("{to} is --from as well as --to; name another folder")));
     }
+    parts::leave_none()?;
     let config = changed(&args.from.join("config.json"), args.size.fields())?;
     let (to, parameters) = match args.mix {
         None => write_checkpoint(args, &config)?,

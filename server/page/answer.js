@@ -4,7 +4,7 @@ import { keep } from "./chats.js";
 import { draw, newTurn } from "./conversation.js";
 import { say } from "./element.js";
 import { request } from "./key.js";
-import { dataUrl } from "./pictures.js";
+import { dataUrl, isVideo } from "./pictures.js";
 import { given, systemMessage } from "./settings.js";
 import { ServerError, chunks } from "./stream.js";
 
@@ -17,15 +17,20 @@ const MEASURED = { tokens: 16, seconds: 0.2 };
 /** { chat, controller, isRemoved } of the answers that come, by the conversation's id. */
 export const running = new Map();
 
-/** The conversation as the server takes it. */
-async function messages(turns) {
-  const said = turns.filter(({ role, text, calls }) => role === "user" || text || calls.length).map(async ({ role, text, pictures, calls }) => {
+/** The conversation as the server takes it; `begun` is an answer that goes on. */
+async function messages(turns, begun) {
+  const said = turns.filter((turn) => turn.role === "user" || turn.text || turn.calls.length || turn === begun).map(async (turn) => {
+    const { role, text, pictures, calls } = turn;
+    if (turn === begun) return { role, content: text || null, reasoning_content: turn.thought };
     if (calls.length) {
       const tool_calls = calls.map((call, at) => ({ id: `call_${at}`, type: "function", function: call }));
       return { role, content: text || null, tool_calls };
     }
     if (!pictures.length) return { role, content: text };
-    const shown = pictures.map(async ({ blob }) => ({ type: "image_url", image_url: { url: await dataUrl(blob) } }));
+    const shown = pictures.map(async ({ blob }) => {
+      const kind = isVideo(blob) ? "video_url" : "image_url";
+      return { type: kind, [kind]: { url: await dataUrl(blob) } };
+    });
     return { role, content: [...(await Promise.all(shown)), { type: "text", text }] };
   });
   const system = systemMessage();
@@ -64,26 +69,28 @@ function take(turn, { content, reasoning_content: reasoning, tool_calls: calls =
   return Boolean(content || reasoning || calls.length);
 }
 
-/** Asks for the answer to a conversation's last turn; `add` shows the answer's turn. */
-export async function answer(chat, add, onEnd) {
+/** Asks for the answer to a conversation's last turn, which `add` shows; or for more of it, if that turn is `begun`. */
+export async function answer(chat, add, onEnd, begun = null) {
   const asked = [...chat.turns];
-  const turn = newTurn("assistant");
+  const turn = begun ?? newTurn("assistant");
   const controller = new AbortController();
   const entry = { chat, controller, isRemoved: false };
   const pace = new Pace();
   let end = "interrupted"; // as it is kept until there is another one
   running.set(chat.id, entry);
-  add(turn);
+  if (begun) turn.error = "";
+  else add(turn);
   draw(turn, true);
   say("The answer is on its way.");
 
   const note = () => [String(pace), ENDS[end] ?? end].filter(Boolean).join(", ");
+  const isCut = () => !["stop", "tool_calls"].includes(end) && Boolean(turn.text || turn.thought) && !turn.calls.length;
   let kept = 0;
   const save = async () => {
     if (entry.isRemoved) return;
     kept = performance.now();
     chat.changed = Date.now();
-    await keep({ ...chat, turns: chat.turns.map((each) => (each === turn ? { ...turn, note: note() } : each)) });
+    await keep({ ...chat, turns: chat.turns.map((each) => (each === turn ? { ...turn, note: note(), isCut: isCut() } : each)) });
   };
   let [frame, pause] = [0, 16];
   const redraw = () => {
@@ -94,7 +101,7 @@ export async function answer(chat, add, onEnd) {
     pause = Math.max(16, 4 * (performance.now() - from)); // a long answer is drawn less often
   };
   const receive = async () => {
-    const body = { messages: await messages(asked), stream: true, stream_options: { include_usage: true }, return_progress: true, ...given() };
+    const body = { messages: await messages(asked, begun), continue_final_message: Boolean(begun), stream: true, stream_options: { include_usage: true }, return_progress: true, ...given() };
     for await (const chunk of chunks(await request("v1/chat/completions", body, controller.signal))) {
       pace.tokens = chunk.usage?.completion_tokens ?? pace.tokens;
       if (chunk.prompt_progress) {
@@ -122,7 +129,7 @@ export async function answer(chat, add, onEnd) {
     if (!end) turn.error = error instanceof ServerError ? error.message : `This page has a bug: ${error.message}`;
   }
   clearTimeout(frame);
-  turn.note = note();
+  [turn.note, turn.isCut] = [note(), isCut()];
   running.delete(chat.id);
   draw(turn);
   say(turn.error || turn.text || (turn.calls.length ? "The answer is a call." : "The answer is empty."));

@@ -10,8 +10,8 @@ const main = $("conversation");
 
 /** As store.js describes it. */
 export let chat = fresh();
-/** What the buttons of a turn do: `edit` gets a turn and its new text, `again` an answer's turn. */
-export const actions = { edit: null, again: null };
+/** What the buttons of a turn do: `edit` gets a turn and its new text, `again` and `goOn` an answer's turn. */
+export const actions = { edit: null, again: null, goOn: null };
 /** The parts of each turn's article. */
 const articles = new Map();
 
@@ -19,7 +19,7 @@ export function fresh() {
   return { id: newId(), title: "", created: Date.now(), changed: Date.now(), turns: [] };
 }
 
-export const newTurn = (role, text = "", pictures = []) => ({ role, text, pictures, thought: "", calls: [], note: "", error: "" });
+export const newTurn = (role, text = "", pictures = []) => ({ role, text, pictures, thought: "", calls: [], note: "", error: "", isCut: false });
 
 /** Opens a conversation at its end; the open one, if another tab has changed it, where it was. */
 export function show(next) {
@@ -82,12 +82,13 @@ function addArticle(turn) {
   if (turn.pictures.length) {
     const images = turn.pictures.map((picture, at) => shown(picture, `Picture ${at + 1}`));
     // only then its height is known
-    for (const image of images) image.addEventListener("load", () => isAtEnd && toBottom());
+    for (const image of images) for (const event of ["load", "loadedmetadata"]) image.addEventListener(event, () => isAtEnd && toBottom());
     parts.article.append(element("div", { className: "shown" }, images));
   }
   parts.article.append(...(isUser ? [] : [parts.folded]), parts.text, parts.calls, parts.error, parts.note, parts.tools);
   parts.tools.append(button("Copy", () => copy(turn.text)));
-  parts.tools.append(isUser ? button("Edit", () => edit(turn)) : button("Regenerate", () => actions.again(turn)));
+  if (isUser) parts.tools.append(button("Edit", () => edit(turn)));
+  else parts.tools.append(button("Continue", () => actions.goOn(turn), { className: "go-on" }), button("Regenerate", () => actions.again(turn)));
   articles.set(turn, parts);
   main.append(parts.article);
   draw(turn);
@@ -113,8 +114,9 @@ export function draw(turn, isWaiting = false) {
   parts.error.hidden = !turn.error;
   parts.note.hidden = !turn.note;
   if (turn.role === "assistant") {
-    const [copies, again] = parts.tools.children;
+    const [copies, goesOn, again] = parts.tools.children;
     copies.hidden = !turn.text;
+    goesOn.hidden = !turn.isCut;
     again.textContent = turn.error ? "Try again" : "Regenerate";
   }
   article.classList.toggle("waiting", isWaiting);

@@ -104,7 +104,7 @@ function blocks(lines, depth) {
     } else if (ROW.test(line) && DIVIDER.test(lines[at + 1] ?? "")) {
       let end = at + 2;
       while (end < lines.length && ROW.test(lines[end])) end += 1;
-      found.push(table(lines[at], lines.slice(at + 2, end)));
+      found.push(table(lines[at], lines[at + 1], lines.slice(at + 2, end)));
       at = end;
     } else {
       let end = at + 1;
@@ -158,9 +158,10 @@ function items(lines, from, depth) {
   return [list, at];
 }
 
-function table(head, rows) {
+function table(head, divider, rows) {
   const cells = (row) => row.trim().slice(1, -1).split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
-  const line = (row, name) => element("tr", {}, cells(row).map((cell) => element(name, {}, inline(cell))));
+  const sides = cells(divider).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "middle" : "right") : ""));
+  const line = (row, name) => element("tr", {}, cells(row).map((cell, at) => element(name, { className: sides[at] ?? "" }, inline(cell))));
   const body = element("tbody", {}, rows.map((row) => line(row, "td")));
   return element("div", { className: "table" }, element("table", {}, element("thead", {}, line(head, "th")), body));
 }

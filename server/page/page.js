@@ -34,7 +34,8 @@ function update() {
   sidebar.mark();
 }
 
-function ask() {
+/** Asks for an answer, or for more of the last one, which is `begun`. */
+function ask(begun = null) {
   const { chat } = conversation;
   $("notice").hidden = true;
   if (location.hash !== `#${chat.id}`) history.pushState(null, "", `#${chat.id}`);
@@ -43,7 +44,7 @@ function ask() {
     if (!isDescribed && !chat.turns.at(-1).error) describe();
     // the next question, unless the user is elsewhere
     if (chat === conversation.chat && [document.body, stop].includes(document.activeElement)) text.focus({ preventScroll: true });
-  });
+  }, begun);
   update();
 }
 
@@ -61,6 +62,12 @@ conversation.actions.again = (turn) => {
   conversation.cut(turn);
   text.focus();
   ask();
+};
+
+conversation.actions.goOn = (turn) => {
+  if (isBusy() || turn !== conversation.chat.turns.at(-1)) return;
+  text.focus();
+  ask(turn);
 };
 
 composer.addEventListener("submit", (event) => {
@@ -83,6 +90,11 @@ const halt = () => running.get(conversation.chat.id)?.controller.abort();
 stop.addEventListener("click", halt);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]") && !sidebar.closeDrawer()) halt();
+  const key = event.ctrlKey || event.metaKey ? event.key.toLowerCase() : "";
+  if (document.querySelector("dialog[open]") || !(key === "k" || (key === "o" && event.shiftKey))) return;
+  event.preventDefault();
+  if (key === "k") sidebar.goToSearch();
+  else $("new").click();
 });
 
 for (const id of ["new", "new-here"]) {

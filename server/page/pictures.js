@@ -1,10 +1,12 @@
-// Pictures: those of the next message, chosen, dropped, pasted or taken, as files that the server reads.
+// Pictures and videos of the next message, chosen, dropped, pasted or taken, as files that the server reads; and text files, which become
+// part of what is written.
 
-import { $, button, element, say } from "./element.js";
+import { $, button, element, grow, notice, say } from "./element.js";
 import { limits } from "./settings.js";
 
 /** That the server reads, and that a conversation may have. */
-export const KINDS = ["image/png", "image/jpeg", "image/webp"];
+export const KINDS = ["image/png", "image/jpeg", "image/webp", "video/mp4", "video/webm", "video/quicktime", "video/x-matroska"];
+const MOST_TEXT = 256 << 10; // bytes
 
 /** { id, name, blob } of the next message. */
 let pictures = [];
@@ -14,9 +16,12 @@ export function newId() {
   return Array.from(crypto.getRandomValues(new Uint32Array(4)), (word) => word.toString(16).padStart(8, "0")).join("");
 }
 
-/** An `img` of a picture. */
+export const isVideo = ({ type }) => type.startsWith("video/");
+
+/** An `img` of a picture, or a `video`. */
 export function shown({ blob }, alt) {
   const url = URL.createObjectURL(blob);
+  if (isVideo(blob)) return element("video", { src: url, ariaLabel: alt, controls: true, muted: true, preload: "metadata" });
   const image = element("img", { src: url, alt });
   // it needs the address only until it is loaded
   for (const end of ["load", "error"]) image.addEventListener(end, () => URL.revokeObjectURL(url));
@@ -56,18 +61,41 @@ async function readable(file) {
   return blob;
 }
 
+function refuse(words) {
+  notice(words);
+  say(words);
+}
+
+/** Writes a text file behind what is written. */
+async function addText(file) {
+  const name = file.name || "That";
+  if (file.size > MOST_TEXT) return refuse(`${name} is neither a picture, a video nor a text of up to ${MOST_TEXT >> 10} KiB.`);
+  let words = "\0";
+  try {
+    words = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  } catch { /* it is refused below */ }
+  if (words.includes("\0")) return refuse(`${name} is neither a picture, a video nor a text in UTF-8.`);
+  const fence = "`".repeat(Math.max(3, ...(words.match(/`+/g) ?? []).map((run) => run.length + 1)));
+  const [field, before] = [$("text"), $("text").value.trimEnd()];
+  field.value = `${before}${before && "\n\n"}${name}:\n${fence}\n${words.trimEnd()}\n${fence}\n`;
+  grow(field);
+  say(`${name} is in the message.`);
+}
+
 async function add(files) {
   for (const file of files) {
-    if (!file.type.startsWith("image/")) {
-      say(`${file.name || "That"} is no picture.`);
+    if (!/^(image|video)\//.test(file.type)) {
+      await addText(file);
     } else if (pictures.length >= limits.pictures) {
-      say(`A message may have ${limits.pictures} pictures.`);
+      refuse(`A message may have ${limits.pictures} pictures and videos.`);
+    } else if (isVideo(file) && (!KINDS.includes(file.type) || file.size > limits.body * 0.7)) {
+      refuse(`${file.name} is no MP4, WebM, MOV or MKV file of up to ${(limits.body * 0.7) >> 20} MiB.`);
     } else {
       try {
-        const blob = await readable(file);
+        const blob = isVideo(file) ? file : await readable(file);
         pictures.push({ id: newId(), name: file.name || "pasted picture", blob });
       } catch {
-        say(`${file.name || "That picture"} can't be read.`);
+        refuse(`${file.name || "That picture"} can't be read.`);
       }
     }
   }

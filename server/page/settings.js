@@ -8,8 +8,8 @@ const fields = dialog.querySelector("form").elements;
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "max_tokens"];
 const KEPT = [...NUMBERS, "system", "tools", "model"];
 
-/** Of the model: pictures of a message, pixels of a picture. */
-export let limits = { pictures: 16, pixels: 1 << 24 };
+/** Of the model: pictures and videos of a message, pixels of a picture, bytes of a request. */
+export let limits = { pictures: 16, pixels: 1 << 24, body: 32 << 20 };
 
 function load() {
   let stored = {};

@@ -224,6 +224,12 @@ export function closeDrawer() {
   return true;
 }
 
+/** Goes to the field that searches. */
+export function goToSearch() {
+  if (getComputedStyle(sidebar).visibility === "hidden") openDrawer();
+  search.focus();
+}
+
 menu.addEventListener("click", openDrawer);
 scrim.addEventListener("click", closeDrawer);
 $("close-menu").addEventListener("click", closeDrawer);

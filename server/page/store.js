@@ -1,8 +1,9 @@
 // Conversations: in IndexedDB, or in memory where the browser refuses it.
 //
 // A conversation is { id, title, created, changed, turns }; times are milliseconds, and the title is empty unless the user has given one.
-// A turn is { role, text, pictures: [{ id, blob }], thought, calls: [{ name, arguments }], note, error }. In the database a turn has only
-// the ids of its pictures, which have a table of their own: a text that grows does not write them again.
+// A turn is { role, text, pictures: [{ id, blob }], thought, calls: [{ name, arguments }], note, error, isCut }; the last says that the answer
+// can go on. In the database a turn has only the ids of its pictures, which have a table of their own: a text that grows does not write them
+// again.
 
 const TABLES = ["conversations", "pictures"];
 

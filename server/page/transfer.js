@@ -1,6 +1,6 @@
 // Conversations as a JSON file and back. A file is checked as a whole before anything of it is used.
 
-import { KINDS, dataUrl, newId } from "./pictures.js";
+import { KINDS, dataUrl, isVideo, newId } from "./pictures.js";
 
 const FORMAT = "pascaline-conversations";
 const VERSION = 1;
@@ -57,13 +57,13 @@ async function conversation(chat, where) {
 
 async function turn(found, where) {
   need(found && ["user", "assistant"].includes(found.role), `${where} has no role.`);
-  const { role, text, thought = "", calls = [], note = "", error = "", pictures = [] } = found;
+  const { role, text, thought = "", calls = [], note = "", error = "", isCut = false, pictures = [] } = found;
   need([text, thought, note, error].every(isText), `${where} has no text.`);
   need(Array.isArray(calls) && calls.every((call) => call && isText(call.name) && isText(call.arguments)), `${where} has wrong calls.`);
   need(Array.isArray(pictures), `${where} has wrong pictures.`);
   const read = [];
   for (const picture of pictures) read.push({ id: newId(), blob: await blob(picture, where) });
-  return { role, text, thought, calls: calls.map(({ name, arguments: given }) => ({ name, arguments: given })), note, error, pictures: read };
+  return { role, text, thought, calls: calls.map(({ name, arguments: given }) => ({ name, arguments: given })), note, error, isCut: isCut === true, pictures: read };
 }
 
 /** A picture of a data URL, if it is one that can be shown. */
@@ -73,7 +73,7 @@ async function blob(url, where) {
   try {
     const made = new Blob([Uint8Array.from(atob(data), (char) => char.charCodeAt(0))], { type });
     if (!type) throw new BadFile();
-    (await createImageBitmap(made)).close();
+    if (!isVideo(made)) (await createImageBitmap(made)).close();
     return made;
   } catch {
     throw new BadFile(`${where} has a picture that can't be read.`);

@@ -52,6 +52,14 @@ impl Reader {
         Self { reasoning, names, held: String::new(), is_open: false, has_called: false }
     }
 
+    /// For the rest of an answer that has begun with `text`.
+    pub fn after(mut self, text: &str) -> Self {
+        if let Some(reasoning) = &mut self.reasoning {
+            reasoning.push(text);
+        }
+        self
+    }
+
     /// Whether the text so far ends inside a thought.
     pub fn is_in_thought(&self) -> bool {
         self.reasoning.as_ref().is_some_and(ReasoningStream::is_in_thought)

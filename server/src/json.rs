@@ -9,7 +9,7 @@ use serde_json::{Map, Number, Value};
 use std::fmt;
 
 /// The fields that a route reads, at whatever depth; those of `refused.rs` besides.
-const KNOWN: [&str; 112] = [
+const KNOWN: [&str; 113] = [
     "add_generation_prompt",
     "arguments",
     "background",
@@ -18,6 +18,7 @@ const KNOWN: [&str; 112] = [
     "choice",
     "content",
     "context",
+    "continue_final_message",
     "conversation",
     "data",
     "description",

@@ -51,6 +51,7 @@ mod stream;
 mod system;
 mod tool;
 mod tools;
+mod unfinished;
 mod videos;
 mod visitors;
 pub mod worker;

@@ -67,18 +67,27 @@ type Files = Vec<Shown>;
 
 /// Prepares a conversation. All that its texts and the headers of its pictures tell is checked before a picture is decoded.
 pub(crate) async fn chat(app: &Arc<App>, chat: Chat, charge: Charge) -> Result<Prepared> {
-    let Chat { messages, pictures, tools, wish } = chat;
+    let Chat { messages, pictures, tools, unfinished, wish } = chat;
     let (files, mut charge) = fetched(app, pictures, charge).await?;
     let (choices, adapter) = (wish.choices, wish.model.adapter.clone());
     if wish.rule.is_some() {
         charge.grow(GRAMMAR * (choices + 1))?;
     }
+    let unfinished = unfinished.unwrap_or_default();
+    charge.grow(unfinished.bytes() * TOKENIZING)?;
     let names: Arc<[String]> = tools.names().map(str::to_owned).collect();
     let ((prompt, plans, files, (rules, reader)), mut charge) =
-        outlined(app, messages, tools.definitions(), files, charge, move |app, prompt| {
+        outlined(app, messages, tools.definitions(), files, charge, move |app, prompt, wanted| {
             let begins_in_thought = app.worker.model().processor.begins_in_thought(&prompt.ids);
             let rules = matchers(app, &wish, begins_in_thought, choices)?;
-            Ok((rules, Reader::new(begins_in_thought, names)))
+            let mut reader = Reader::new(begins_in_thought, names);
+            for (piece, is_tag) in unfinished.pieces(begins_in_thought) {
+                let control = if is_tag { ControlTokens::Recognized } else { app.config.control_tokens };
+                *prompt = prompt.continued(&encode(app, "messages", &piece, control, wanted)?)?;
+                fits(app, "messages", prompt)?;
+                reader = reader.after(&piece);
+            }
+            Ok((rules, reader))
         })
         .await?;
     let patches: usize = plans.iter().map(|plan| plan.bytes).sum();
@@ -119,7 +128,7 @@ pub(crate) async fn prompt(
 ) -> Result<(Prompt, Charge)> {
     let (files, charge) = fetched(app, pictures, charge).await?;
     let ((prompt, plans, files, ()), mut charge) =
-        outlined(app, messages, Vec::new(), files, charge, |_, _| Ok(())).await?;
+        outlined(app, messages, Vec::new(), files, charge, |_, _, _| Ok(())).await?;
     let patches: usize = plans.iter().map(|plan| plan.bytes).sum();
     let kept = patches + TOKEN * prompt.ids.len();
     charge.grow(kept + plans.iter().map(|plan| plan.scratch).max().unwrap_or(0))?;
@@ -208,7 +217,7 @@ async fn outlined<T: Send + 'static>(
     tools: Vec<Value>,
     files: Files,
     mut charge: Charge,
-    then: impl FnOnce(&App, &Prompt) -> Result<T> + Send + 'static,
+    then: impl FnOnce(&App, &mut Prompt, &Wanted) -> Result<T> + Send + 'static,
 ) -> Result<((Prompt, Vec<ImagePlan>, Files, T), Charge)> {
     let defined: Vec<String> = tools.iter().map(Value::to_string).collect();
     let text = messages.iter().map(Message::bytes).chain(defined.iter().map(String::len)).sum::<usize>();
@@ -251,11 +260,11 @@ async fn outlined<T: Send + 'static>(
         let texts = texts.chain(defined.iter().map(|text| &**text));
         fit(app, "messages", texts, wanted)?;
         charge.grow(PAD * tokens)?;
-        let prompt = processor.outline(&messages, &tools, &media, app.config.control_tokens)?;
+        let mut prompt = processor.outline(&messages, &tools, &media, app.config.control_tokens)?;
         fits(app, "messages", &prompt)?;
         charge.give_back(PAD * tokens);
         wanted.check()?;
-        let more = then(app, &prompt)?;
+        let more = then(app, &mut prompt, wanted)?;
         Ok((prompt, plans, files, more))
     });
     let (found, mut charge) = work.await?;
@@ -325,7 +334,7 @@ pub(crate) async fn raw(
 fn text(app: &App, prompt: Raw, wanted: &Wanted) -> Result<Prompt> {
     let ids = match prompt {
         Raw::Tokens(ids) => ids,
-        Raw::Text(text) => encode(app, &text, app.config.control_tokens, wanted)?,
+        Raw::Text(text) => encode(app, "prompt", &text, app.config.control_tokens, wanted)?,
     };
     let vocabulary = app.worker.model().config().text.vocab_size;
     if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
@@ -339,11 +348,17 @@ fn text(app: &App, prompt: Raw, wanted: &Wanted) -> Result<Prompt> {
     Ok(Prompt { ids, positions, patches: Vec::new() })
 }
 
-fn encode(app: &App, text: &str, control_tokens: ControlTokens, wanted: &Wanted) -> Result<Vec<u32>> {
+fn encode(
+    app: &App,
+    param: &str,
+    text: &str,
+    control_tokens: ControlTokens,
+    wanted: &Wanted,
+) -> Result<Vec<u32>> {
     if text.len() > app.longest_text {
-        return Err(too_long(app, "prompt", "more tokens than fit"));
+        return Err(too_long(app, param, "more tokens than fit"));
     }
-    fit(app, "prompt", std::iter::once(text), wanted)?;
+    fit(app, param, std::iter::once(text), wanted)?;
     let tokenizer = &app.worker.model().processor.tokenizer;
     Ok(match control_tokens {
         ControlTokens::AsText => tokenizer.encode_ordinary(text)?,
@@ -357,7 +372,7 @@ pub(crate) async fn tokens(app: &Arc<App>, wish: Tokenize, mut charge: Charge) -
         Tokenize::Chat { messages, pictures, tools } => {
             let (files, charge) = fetched(app, pictures, charge).await?;
             let ((prompt, ..), charge) =
-                outlined(app, messages, tools.definitions(), files, charge, |_, _| Ok(())).await?;
+                outlined(app, messages, tools.definitions(), files, charge, |_, _, _| Ok(())).await?;
             Ok((prompt.ids, charge))
         }
         Tokenize::Text { text, parse_special } => {
@@ -366,7 +381,7 @@ pub(crate) async fn tokens(app: &Arc<App>, wish: Tokenize, mut charge: Charge) -
             let work = move |wanted: &Wanted, _: &mut Charge| {
                 let asked =
                     if parse_special { ControlTokens::Recognized } else { same.config.control_tokens };
-                encode(&same, &text, asked, wanted)
+                encode(&same, "prompt", &text, asked, wanted)
             };
             lanes::run(&app.lanes, charge, work).await
         }

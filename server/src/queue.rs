@@ -107,7 +107,7 @@ pub enum Refused {
 pub(crate) struct Shared {
     pub state: Mutex<State>,
     pub changed: Condvar,
-    /// The most jobs in the queue.
+    /// The most jobs in the queue, besides those that replicas have free places for.
     pub limit: usize,
     pub health: watch::Sender<Health>,
     pub metrics: Arc<Metrics>,
@@ -198,7 +198,12 @@ impl Replica {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.taken >= self.most
+        self.free() == 0
+    }
+
+    /// Jobs that it can take now.
+    pub(crate) fn free(&self) -> usize {
+        if self.is_lost() { 0 } else { self.most.saturating_sub(self.taken) }
     }
 }
 

@@ -30,6 +30,7 @@ pub(crate) const REFUSED: [(&str, &[f64]); 37] = [
     ("allowed_token_ids", &[]),
     ("bad_words", &[]),
     ("force_words", &[]),
+    ("guided_whitespace_pattern", &[]),
     ("json_schema", &[]),
     ("logits_processors", &[]),
     ("min_tokens", &[0.0]),
@@ -42,7 +43,6 @@ pub(crate) const REFUSED: [(&str, &[f64]); 37] = [
     ("audio", &[]),
     ("chat_template", &[]),
     ("chat_template_kwargs", &[]),
-    ("continue_final_message", &[]),
     ("documents", &[]),
     ("lora", &[]),
     ("web_search_options", &[]),
@@ -68,11 +68,5 @@ pub(crate) fn check(fields: &Fields) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(name, format!("{name} is not supported{hint}")));
         }
     }
-    match fields.get("add_generation_prompt") {
-        Some(Value::Bool(false)) => {
-            let message = "add_generation_prompt = false is not supported: the assistant answers";
-            Err(ApiError::unsupported("add_generation_prompt", message))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }

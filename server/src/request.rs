@@ -12,6 +12,7 @@ use super::model::{Config, Named};
 use super::refused;
 use super::rule::Rule;
 use super::tools::Tools;
+use super::unfinished::Unfinished;
 use qwen3_vl::chat::Message;
 use qwen3_vl::{Options, Sampling};
 use serde_json::{Value, json};
@@ -57,6 +58,8 @@ pub(crate) struct Chat {
     pub messages: Vec<Message>,
     pub pictures: Pictures,
     pub tools: Tools,
+    /// What the answer goes on from.
+    pub unfinished: Option<Unfinished>,
     pub wish: Wish,
 }
 
@@ -95,7 +98,8 @@ pub(crate) trait Parsed: Sized + Send + 'static {
 
 impl Parsed for Chat {
     fn bytes(&self) -> usize {
-        bytes_of(&self.messages, &self.pictures) + self.tools.bytes() + self.wish.bytes()
+        let unfinished = self.unfinished.as_ref().map_or(0, Unfinished::bytes);
+        bytes_of(&self.messages, &self.pictures) + self.tools.bytes() + self.wish.bytes() + unfinished
     }
 }
 
@@ -146,7 +150,8 @@ impl Chat {
         {
             return Err(ApiError::unsupported("modalities", "answers are text only"));
         }
-        let (messages, pictures) = messages(&fields, &config.limits)?;
+        let (mut messages, pictures) = messages(&fields, &config.limits)?;
+        let unfinished = Unfinished::take(&fields, &mut messages)?;
         let mut wish = wish(&fields, config)?;
         let report = fields.bool("logprobs")?.unwrap_or(false);
         let top = fields.whole("top_logprobs", 0, MAX_LOGPROBS)?;
@@ -163,10 +168,14 @@ impl Chat {
             return Err(ApiError::invalid(asked.param.clone(), message));
         }
         wish.rule = wish.rule.or_else(|| tools.rule.clone());
+        if let (Some(rule), Some(_)) = (&wish.rule, &unfinished) {
+            let message = format!("{} is for whole answers, and this one goes on", rule.param);
+            return Err(ApiError::invalid(rule.param.clone(), message));
+        }
         if wish.rule.is_some() {
             wish.options.stop_at_eos = true; // nothing can follow what the rule ends
         }
-        Ok(Self { messages, pictures, tools, wish })
+        Ok(Self { messages, pictures, tools, unfinished, wish })
     }
 }
 

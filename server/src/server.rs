@@ -79,7 +79,10 @@ const STALL: Duration = Duration::from_secs(20);
 async fn body(server: &Server, request: Request, deadline: Instant) -> Result<(Vec<u8>, Charge)> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
-    if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
+    // a form of another page can't be JSON by its header; `curl -d` says that it sends a form, and is no browser
+    let is_of_browser = [header::ORIGIN, header::HeaderName::from_static("sec-fetch-site")];
+    let is_of_browser = is_of_browser.iter().any(|name| request.headers().contains_key(name));
+    if is_of_browser && !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
         return Err(ApiError::wrong_type());
     }
     let client = request.extensions().get::<Arc<Client>>().cloned();

@@ -147,7 +147,8 @@ impl Worker {
         let mut state = self.shared.state();
         self.is_up()?;
         let State { waiting, replicas, .. } = &mut *state;
-        let limit = self.shared.limit;
+        // a job that a replica has a place for does not wait, even if its thread has not taken it yet
+        let limit = self.shared.limit + replicas.iter().map(Replica::free).sum::<usize>();
         let is_full = |waiting: &VecDeque<Waiting>| {
             let [queued, more]: [Weight; 2] =
                 [waiting.iter().map(|at| at.job.weight()).sum(), jobs.iter().map(Job::weight).sum()];

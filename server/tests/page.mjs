@@ -154,6 +154,30 @@ step("pictures are chosen, dropped, pasted and taken away", async (page) => {
   assert.equal(await page.locator(".error:not([hidden])").count(), 0);
 });
 
+step("a text file becomes part of the message, a video a part of its own, and another file is refused in sight", async (page) => {
+  const file = (name, mimeType, text) => ({ name, mimeType, buffer: Buffer.from(text) });
+  await page.getByRole("button", { name: "New chat" }).first().click();
+  await page.locator("#text").fill("See");
+  await page.locator("#files").setInputFiles([file("notes.md", "text/markdown", "# A\n```\nb\n```\n")]);
+  await page.waitForFunction(() => document.querySelector("#text").value.endsWith("````\n"));
+  assert.equal(await page.locator("#text").inputValue(), "See\n\nnotes.md:\n````\n# A\n```\nb\n```\n````\n");
+  await page.locator("#files").setInputFiles([file("some.pdf", "application/pdf", "%PDF\0")]);
+  await page.locator("#notice").getByText("some.pdf is neither a picture, a video nor a text in UTF-8.").waitFor();
+  await page.locator("#notice").getByRole("button", { name: "Dismiss" }).click();
+  await page.locator("#files").setInputFiles([file("film.webm", "video/webm", "no film")]);
+  await page.locator("#pictures video").waitFor();
+  const asked = page.waitForRequest("**/v1/chat/completions");
+  await page.getByRole("button", { name: "Send" }).click();
+  const { content } = (await asked).postDataJSON().messages.at(-1);
+  assert.deepEqual(content.map(({ type }) => type), ["video_url", "text"]);
+  assert.match(content[0].video_url.url, /^data:video\/webm;base64,/);
+  await page.locator("article.assistant .error:not([hidden])").waitFor(); // in the server's own words
+  await action(page, "See", "Delete");
+  await page.getByRole("button", { name: "Dismiss" }).click();
+  await page.locator("#chats a").first().click();
+  await done(page, 2);
+});
+
 step("a picture that the server can't read is drawn anew", async (page) => {
   const svg = Buffer.from('<svg xmlns="http://www.w3.org/2000/svg" width="60" height="40"><rect width="60" height="40" fill="red"/></svg>');
   await page.locator("#files").setInputFiles({ name: "a.svg", mimeType: "image/svg+xml", buffer: svg });
@@ -187,6 +211,31 @@ step("an answer is stopped by the button and by Escape", async (page) => {
   await ask(page, "Long");
   assert.match(await answers(page).last().locator(".note").innerText(), /^400 tokens, \d{2,5}\.\d tokens\/s, first after/);
   await setting(page, "max_tokens", "12");
+});
+
+step("an answer that was cut goes on in its place", async (page) => {
+  await setting(page, "temperature", "0");
+  await setting(page, "max_tokens", "24");
+  await ask(page, "One and two");
+  const whole = await answers(page).last().locator(".text").innerText();
+  await setting(page, "max_tokens", "12");
+  await answers(page).last().getByRole("button", { name: "Regenerate" }).click();
+  const count = await answers(page).count();
+  await done(page, count);
+  const begun = await answers(page).last().locator(".text").innerText();
+  assert.ok(whole.startsWith(begun.trimEnd()) && begun.length < whole.length, `${begun} of ${whole}`);
+  const asked = page.waitForRequest("**/v1/chat/completions");
+  await answers(page).last().getByRole("button", { name: "Continue" }).click();
+  const body = (await asked).postDataJSON();
+  assert.deepEqual([body.continue_final_message, body.messages.at(-1).role], [true, "assistant"]);
+  await done(page, count);
+  const now = await answers(page).last().locator(".text").innerText();
+  assert.ok(now.startsWith(begun.trimEnd()) && now.length > begun.length, `${now} after ${begun}`);
+  assert.equal(await answers(page).count(), count);
+  // only the last answer can go on
+  await ask(page, "Next");
+  assert.equal(await answers(page).nth(count - 1).getByRole("button", { name: "Continue" }).count(), 0);
+  await setting(page, "temperature", "");
 });
 
 step("an answer is given anew, and a question is edited", async (page) => {
@@ -532,6 +581,7 @@ step("markdown becomes elements, and markup stays text", async (page) => {
     assert.equal(await shown.locator(selector).count(), count, selector);
   }
   assert.deepEqual(await shown.locator("a").evaluateAll((links) => links.map((link) => link.getAttribute("href"))), ["https://example.org/a_(b)", "https://example.org/x.png"]);
+  assert.deepEqual(await shown.locator("th, td").evaluateAll((cells) => cells.map((cell) => getComputedStyle(cell).textAlign)), ["left", "right", "left", "right", "left", "right"]);
   assert.ok((await shown.innerText()).includes('<img src=x onerror="window.broken=1">'));
   assert.equal(await page.evaluate(() => window.broken), undefined);
   assert.equal(await page.locator("pre code").first().innerText().then((text) => text.split("\n")[1].startsWith("    println")), true);

@@ -312,6 +312,20 @@ fn listing(folder: &Path) -> String {
     serde_json::json!({ "sha": COMMIT, "siblings": siblings }).to_string()
 }
 
+/// It comes as far as its first file, which is there already.
+#[test]
+fn a_random_model_copies_from_the_hub_without_weights() {
+    let hub = TestHub::new(Path::new(TINY), Faults::default());
+    let to = tempfile::tempdir().expect("a folder");
+    fs::write(to.path().join("tokenizer.json"), "{}").expect("a file");
+    let to = to.path().to_str().expect("a plain name");
+    let output = hub.with(&["random-model", "--from", "someone/model", "--to", to], &[]);
+    assert!(output.status.code() == Some(1) && stderr(&output).contains("--force"), "{}", stderr(&output));
+    let asked = hub.requests();
+    let has = |name: &str| asked.iter().any(|(path, _)| path.contains(name));
+    assert!(has("tokenizer.json") && !has("safetensors"), "{asked:?}");
+}
+
 #[test]
 fn media_fit_plans_without_weights() {
     let gguf = Path::new(TINY).join("../../qwen3-vl-gguf");

@@ -114,6 +114,26 @@ fn a_random_model_that_is_cut_short_leaves_nothing() {
     assert_eq!(contents(to.path()), BTreeMap::new());
 }
 
+/// Ctrl-C, unlike a kill, leaves no hidden files, and says what to do.
+#[cfg(unix)]
+#[test]
+fn a_random_model_leaves_nothing_at_ctrl_c() {
+    let to = folder();
+    for more in [&[][..], &["--type", "Q4_K_M"]] {
+        let mut command = random_model(&tiny(), to.path());
+        command.args(more);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
+        while fs::read_dir(to.path()).unwrap().next().is_none() {
+            assert!(child.try_wait().unwrap().is_none(), "it ends before it is stopped");
+        }
+        let process = nix::unistd::Pid::from_raw(child.id() as i32);
+        nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGINT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        refused(&output, 130, "the same command begins anew");
+        assert_eq!(contents(to.path()), BTreeMap::new());
+    }
+}
+
 const VALIDATE: [&str; 5] = ["validate", "--device", "cpu", "--only", "softmax_f32/rows=1,"];
 
 #[test]

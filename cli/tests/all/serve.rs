@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
+use std::thread;
 use std::time::{Duration, Instant};
 use ureq::Agent;
 
@@ -208,7 +210,34 @@ fn load_is_measured() {
         .map(|name| burst[name].as_f64().expect("a number"));
     assert!(((prompts + answers) / both - share).abs() < 1e-9 && prompts.min(answers) > 0.0, "{burst}");
     assert_eq!(run(&["bench", "--serve", "http://127.0.0.1:1"]).status.code(), Some(1));
+    let full = Server::start("cpu", &["--max-queue", "1", "--max-running", "1"], None);
+    let output = run(&["bench", "--serve", &full.url, "--clients", "8", "--tokens", "64", "--json"]);
+    let said = stderr(&output);
+    assert!(
+        output.status.code() == Some(1) && said.contains("× 429, ") && said.contains("requests are waiting"),
+        "{said}"
+    );
     assert_eq!(run(&["bench", "--clients", "4"]).status.code(), Some(2));
+}
+
+/// 32 of them run and 32 wait, far from the 256 that may; all are answered.
+#[test]
+fn sixty_four_clients_at_the_same_instant_are_all_answered() {
+    const CLIENTS: usize = 64;
+    let server = Server::start("cpu", &[], None);
+    let together = Barrier::new(CLIENTS);
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let ask = || {
+            together.wait();
+            match server.ask(&question(2, false)) {
+                Ok(response) => response.status(),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(ask)).collect();
+        clients.into_iter().map(|client| client.join().expect("an answer")).collect()
+    });
+    assert_eq!(statuses, [200; CLIENTS]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use crate::common::program::{pascaline, run, stdout};
 use crate::common::terminal::{Terminal, plain};
 use serde_json::Value;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::{env, fs, process};
 
@@ -102,6 +103,26 @@ fn ctrl_c_ends_the_answer_and_keeps_the_conversation() {
     let count = |turn: usize, what: &str| turns[turn]["statistics"][what].as_u64().expect("a count");
     let kept = count(1, "prompt_tokens") - count(1, "prefill_tokens");
     assert!(kept >= count(0, "prompt_tokens"), "{kept} of the first turn's tokens were in the cache");
+}
+
+/// The picture never comes: its address takes the connection and is silent.
+#[test]
+fn ctrl_c_ends_the_wait_for_a_picture() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let report = Temporary::new("silent.json");
+    let mut terminal = chat(&report, &["--max-new-tokens", "2"]);
+    for _ in 0..2 {
+        terminal.send(&format!("/image http://{}/a.png\r", silent.local_addr().expect("an address")));
+        let _client = silent.accept().expect("a connection");
+        terminal.send("\x03");
+        terminal.wait_for("left out by Ctrl-C");
+        terminal.wait_for("> ");
+    }
+    say(&mut terminal, "What colour?\r");
+    terminal.send("\x04");
+    let (status, printed) = terminal.end();
+    assert_eq!(status.code(), Some(0), "{printed}");
+    assert_eq!(report.json()["turns"][0]["images"], 0);
 }
 
 #[test]

@@ -137,6 +137,36 @@ fn a_stream_is_the_answer_in_pieces() {
     }
 }
 
+/// The prompt is the conversation's, with the answer's tokens behind it and no end of a turn.
+#[test]
+fn an_answer_that_was_cut_goes_on() {
+    let begun = "One, two,";
+    let user = json!({ "role": "user", "content": "Count" });
+    let turns = json!([user, { "role": "assistant", "content": begun }]);
+    let goes_on =
+        json!({ "messages": turns, "continue_final_message": true, "add_generation_prompt": false });
+    let ask = |more: Value| with(json!({ "ignore_eos": true, "max_tokens": 7 }), more);
+    let rest = SERVER.chat(&ask(goes_on.clone()));
+    let pieces = [json!({ "messages": [user] }), json!({ "content": begun })];
+    let ids: Vec<u64> = pieces.iter().flat_map(|piece| tokens(&SERVER, piece)).collect();
+    let (status, plain) = SERVER.post("/v1/completions", &ask(json!({ "prompt": ids })));
+    assert_eq!((status, text(&rest)), (200, plain["choices"][0]["text"].as_str().expect("a text")));
+    assert_eq!(rest["usage"]["prompt_tokens"], plain["usage"]["prompt_tokens"]);
+    assert_ne!(text(&rest), text(&SERVER.chat(&ask(json!({ "messages": [user] })))));
+    let refused = |fields: Value, param: &str| {
+        let (status, answer) = SERVER.post(CHAT, &with(ask(goes_on.clone()), fields));
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+    };
+    refused(json!({ "messages": [user] }), "continue_final_message");
+    refused(json!({ "messages": [{ "role": "assistant", "content": "One" }] }), "continue_final_message");
+    let call = json!({ "id": "a", "type": "function", "function": { "name": "f", "arguments": "{}" } });
+    let called = json!([user, { "role": "assistant", "tool_calls": [call] }]);
+    refused(json!({ "messages": called }), "continue_final_message");
+    refused(json!({ "add_generation_prompt": true }), "add_generation_prompt");
+    refused(json!({ "continue_final_message": false }), "add_generation_prompt");
+    refused(json!({ "response_format": { "type": "json_object" } }), "response_format");
+}
+
 #[test]
 fn the_seed_is_the_requests_or_the_servers() {
     let server = Server::start(Config { seed: Some(11), ..config() });
@@ -346,8 +376,19 @@ fn what_is_wrong_is_named() {
     }
     assert_eq!(SERVER.get("/v1/nothing").0, 404);
     assert_eq!(SERVER.get(CHAT).0, 405);
-    let plain = ureq::post(&SERVER.url(CHAT)).set("Content-Type", "text/plain").send_string("{}");
-    assert!(matches!(plain, Err(ureq::Error::Status(415, _))));
+    // a browser's form is refused; what `curl -d` says of its body is not
+    let body = with(question("Hi"), json!({ "max_tokens": 1 })).to_string();
+    let form = |header: &str, value: &str| {
+        let request = ureq::post(&SERVER.url(CHAT)).set("Content-Type", "application/x-www-form-urlencoded");
+        match request.set(header, value).send_string(&body) {
+            Ok(response) | Err(ureq::Error::Status(_, response)) => response.status(),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    for (header, value) in [("Origin", SERVER.url("").trim_end_matches('/')), ("Sec-Fetch-Site", "none")] {
+        assert_eq!(form(header, value), 415, "{header}");
+    }
+    assert_eq!(form("User-Agent", "curl/8"), 200);
 }
 
 #[test]
@@ -409,6 +450,18 @@ fn a_full_queue_refuses() {
     assert_eq!(server.post(CHAT, &question("Hi")).0, 200);
     assert_eq!(server.metric("pascaline_requests_total{outcome=\"left\"}"), 2);
     assert_eq!(server.metric("pascaline_requests_total{outcome=\"refused\"}"), 1);
+}
+
+/// Those that come at the same instant find the queue and the places of the replica, whether its thread has taken jobs or not.
+#[test]
+fn free_places_count_beside_the_queue() {
+    let model = model(&Device::Cpu);
+    let four = BatchOptions { max_sequences: 4, ..BatchOptions::for_model(&model).expect("room") };
+    let server = Server::start_with(Worker::start_with(model, 1, four).expect("a thread"), config());
+    let ask = |choices| server.post(CHAT, &with(question("Hi"), json!({ "n": choices, "max_tokens": 2 })));
+    let (status, answer) = ask(6);
+    assert_eq!((status, &answer["error"]["code"]), (429, &json!("queue_full")), "{answer}");
+    assert_eq!(ask(5).0, 200, "four have places, and one waits");
 }
 
 #[test]
