@@ -1,10 +1,11 @@
 //! Loads and stores: the space of each lane's address, and its memory.
 
 use super::block::{Block, Check};
-use super::global::{count_global, get, global, global_party, mark, no_global_race, put, unordered, written};
-use super::lane::{What, extend, fault, set, uninitialized, value};
+use super::global::{self, count_global};
+use super::lane::{What, extend, fault, set};
 use super::regs::LANES;
 use super::scratch::{self, LOCAL, SHARED};
+use super::shape::{Count, Facts};
 use super::warp::{Warp, lanes};
 use crate::counters::Class;
 use crate::finding::FindingKind;
@@ -51,6 +52,7 @@ fn space_of(address: u64) -> Space {
     }
 }
 
+#[inline(always)]
 pub(super) fn addresses(w: &Warp, inst: &Inst, wide: bool) -> [u64; LANES] {
     if wide {
         w.regs.row64(inst.a).map(|a| a.wrapping_add(inst.imm as u64))
@@ -60,6 +62,7 @@ pub(super) fn addresses(w: &Warp, inst: &Inst, wide: bool) -> [u64; LANES] {
 }
 
 /// Calls `f(space, addresses, lanes)` for each space that contains addresses of lanes, relative to the space's base.
+#[inline(always)]
 pub(super) fn by_space(
     space: Space,
     at: &mut [u64; LANES],
@@ -96,11 +99,13 @@ fn rows<'f>(f: &'f Function, single: &'f Row, a: Access) -> &'f [Row] {
     if a.count == 1 { std::slice::from_ref(single) } else { &f.lists[*single as usize..][..a.count as usize] }
 }
 
+/// `number`: that of the instruction in its module.
+#[inline(always)]
 pub(super) fn load(
     b: &mut Block<'_>,
     w: &mut Warp,
     f: &Function,
-    inst: &Inst,
+    (inst, number): (&Inst, usize),
     a: Access,
     mask: u32,
 ) -> Check {
@@ -142,53 +147,29 @@ pub(super) fn load(
     }
     let mut at = addresses(w, inst, a.addr_wide);
     by_space(a.space, &mut at, mask, |space, at, mask| match space {
-        Space::Shared => scratch::load::<SHARED>(b, w, rows, a, what, at, mask),
-        Space::Local => scratch::load::<LOCAL>(b, w, rows, a, what, at, mask),
+        Space::Shared => {
+            let facts = b.facts(number, at, mask, bytes, Count::Wavefronts);
+            scratch::load::<SHARED>(b, w, (rows, a), what, at, mask, &facts)
+        }
+        Space::Local => scratch::load::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default()),
         _ => {
-            for l in lanes(mask) {
-                let (p, shadow) = global(b, w, what, l, at[l])?;
-                // SAFETY: `global` checked bounds and alignment; the shadow is aligned as the data.
-                let known = shadow.is_none_or(|s| unsafe { written(s, bytes) });
-                if !known {
-                    return Err(uninitialized(b, w, what, l, "global", at[l]));
-                }
-                if let (Some(not_yet), Some(s)) = (&b.job.unordered, shadow) {
-                    // SAFETY: the access was located, so the shadow has `bytes` bytes from `s` on; one is read after the other.
-                    let early = |i| not_yet[unsafe { get(s.add(i), 1) } as usize];
-                    if (0..bytes as usize).any(early) {
-                        return Err(unordered(b, w, what, l, at[l]));
-                    }
-                }
-                if let Some(remote) = &b.job.remote
-                    && (b.job.memory.foreign(at[l]).is_some() || crate::memory::device_of(at[l]).is_none())
-                {
-                    remote.note(at[l], bytes.into());
-                }
-                if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose) {
-                    let n = b.last_allocation;
-                    let by = global_party(b, w, what.line);
-                    let conflict = races.read(n, &b.job.snapshot.live[n], at[l], bytes, by);
-                    no_global_race(b, w, what, l, at[l], conflict)?;
-                }
-                for (k, &row) in rows.iter().enumerate() {
-                    // SAFETY: the access was located, so its bytes from `p` on are inside the allocation, and element k is one of them.
-                    let v = unsafe { get(p.add(k * a.size as usize), a.size) };
-                    set(w, a.wide, row, l, extend(v, a));
-                }
-            }
+            let facts = b.facts(number, at, mask, bytes, Count::Sectors);
+            global::load(b, w, (rows, a), what, at, mask, &facts)?;
             if inst.class != Class::Constant {
-                count_global(b, at, mask, bytes, true);
+                count_global(b, at, mask, bytes, true, &facts);
             }
             Ok(())
         }
     })
 }
 
+/// As [`load`].
+#[inline(always)]
 pub(super) fn store(
     b: &mut Block<'_>,
     w: &mut Warp,
     f: &Function,
-    inst: &Inst,
+    (inst, number): (&Inst, usize),
     a: Access,
     mask: u32,
 ) -> Check {
@@ -197,32 +178,15 @@ pub(super) fn store(
     let rows = rows(f, &inst.b, a);
     let mut at = addresses(w, inst, a.addr_wide);
     by_space(a.space, &mut at, mask, |space, at, mask| match space {
-        Space::Shared => scratch::store::<SHARED>(b, w, rows, a, what, at, mask),
-        Space::Local => scratch::store::<LOCAL>(b, w, rows, a, what, at, mask),
+        Space::Shared => {
+            let facts = b.facts(number, at, mask, bytes, Count::Wavefronts);
+            scratch::store::<SHARED>(b, w, (rows, a), what, at, mask, &facts)
+        }
+        Space::Local => scratch::store::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default()),
         _ => {
-            for l in lanes(mask) {
-                let (p, shadow) = global(b, w, what, l, at[l])?;
-                if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose) {
-                    let differs = rows.iter().enumerate().any(|(k, &row)| {
-                        // SAFETY: `global` checked bounds and alignment; element k is inside the access.
-                        let old = unsafe { get(p.add(k * a.size as usize), a.size) };
-                        old != value(w, a.wide, row, l) & (u64::MAX >> (64 - 8 * u32::from(a.size)))
-                    });
-                    let n = b.last_allocation;
-                    let by = global_party(b, w, what.line);
-                    let conflict = races.write(n, &b.job.snapshot.live[n], at[l], bytes, by, differs);
-                    no_global_race(b, w, what, l, at[l], conflict)?;
-                }
-                for (k, &row) in rows.iter().enumerate() {
-                    // SAFETY: `global` checked bounds and alignment; element k is inside the access.
-                    unsafe { put(p.add(k * a.size as usize), a.size, value(w, a.wide, row, l)) };
-                }
-                if let Some(s) = shadow {
-                    // SAFETY: the shadow has the data's size and alignment.
-                    unsafe { mark(s, bytes, b.job.writer) };
-                }
-            }
-            count_global(b, at, mask, bytes, false);
+            let facts = b.facts(number, at, mask, bytes, Count::Sectors);
+            global::store(b, w, (rows, a), what, at, mask, &facts)?;
+            count_global(b, at, mask, bytes, false, &facts);
             Ok(())
         }
     })

@@ -8,7 +8,7 @@ use super::float::{canonical, flush};
 use super::global::{footprint, global, mark, written};
 use super::lane::{What, fault, set, uninitialized, value};
 use super::scratch::{SHARED, bytes_at, checked, no_race, party, set_bytes};
-use super::traffic;
+use super::shape::Count;
 use super::warp::{Warp, lanes};
 use crate::finding::FindingKind;
 use crate::ptx::inst::*;
@@ -16,7 +16,7 @@ use crate::ptx::inst::*;
 pub(super) fn atomic(
     b: &mut Block<'_>,
     w: &mut Warp,
-    inst: &Inst,
+    (inst, number): (&Inst, usize),
     (op, ty): (Atom, Num),
     (space, addr_wide): (Space, bool),
     mask: u32,
@@ -54,8 +54,9 @@ pub(super) fn atomic(
             }
         }
         if b.job.config.traffic && space == Space::Global {
-            b.counters.atomics.count(traffic::sectors(at, mask, size as u32), mask, size as u32);
-            footprint(b, at, mask);
+            let facts = b.facts(number, at, mask, size.into(), Count::Sectors);
+            b.counters.atomics.count(facts.units, mask, size.into());
+            footprint(b, at, mask, &facts);
         }
         Ok(())
     })

@@ -19,6 +19,7 @@ mod regs;
 mod remote_reads;
 mod schedule;
 mod scratch;
+mod shape;
 mod shared_arrays;
 mod step;
 mod traffic;
@@ -307,15 +308,11 @@ impl<'a> Job<'a> {
         }
         let mut job = Self {
             functions: &loaded.module.functions,
-            code: loaded.module.has_lines().then(|| {
-                let mut starts = vec![0];
-                starts.extend(loaded.module.functions.iter().scan(0, |end, f| {
-                    *end += f.code.len();
-                    Some(*end)
-                }));
-                let length = starts.pop().unwrap_or(0);
-                (starts, length)
-            }),
+            instructions: loaded.module.functions.iter().map(|f| f.code.len()).sum(),
+            starts: (loaded.module.functions.iter())
+                .scan(0, |end, f| Some(std::mem::replace(end, *end + f.code.len())))
+                .collect(),
+            has_lines: loaded.module.has_lines(),
             kernel,
             lines: &loaded.module.lines,
             memory: &gpu.memory,

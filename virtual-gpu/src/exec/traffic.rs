@@ -50,7 +50,7 @@ pub(super) fn wavefronts(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32,
         if mask == 0 {
             continue;
         }
-        if span(offsets, mask) + bytes as u64 <= 128 {
+        if span(offsets, mask).saturating_add(bytes.into()) <= 128 {
             // 32 consecutive words: no bank twice.
             waves += 1;
             continue;
@@ -69,7 +69,8 @@ pub(super) fn wavefronts(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32,
             }
             previous = offsets[l];
             let first = (offsets[l] / 4) as u16;
-            for w in first..first + words as u16 {
+            for k in 0..words as u16 {
+                let w = first.wrapping_add(k); // addresses that no block has are counted before they are refused
                 let b = (w % 32) as usize;
                 let n = count[b] as usize;
                 if !seen[b][..n].contains(&w) {

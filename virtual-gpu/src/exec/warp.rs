@@ -1,7 +1,7 @@
 //! The state of one warp: its registers, its local memory, its reconvergence stack.
 
 use super::races::VectorClock;
-use super::regs::{LANES, Regs};
+use super::regs::{FULL, LANES, Regs};
 use crate::memory::POISON;
 use crate::ptx::inst::{BarRed, Row};
 
@@ -48,6 +48,8 @@ pub(super) struct Warp {
     pub regs: Regs,
     pub waiting: Option<Wait>,
     pub clock: VectorClock,
+    /// At most the clock of each other warp of the block.
+    pub floor: u32,
     /// Instructions executed, for the race check.
     pub step: u32,
     /// Warp barriers and fences passed, for the race check.
@@ -68,6 +70,7 @@ impl Warp {
         self.waiting = None;
         self.clock = [0; 32];
         self.clock[id as usize] = 1;
+        self.floor = 0;
         self.step = 0;
         self.sync = 0;
         self.local_bytes = local_bytes;
@@ -80,6 +83,15 @@ impl Warp {
         self.frames.clear();
         self.stack.clear();
         (self.regs.base32, self.regs.base64, self.regs.base_pred) = (0, 0, 0);
+    }
+
+    /// Takes over the clock of a barrier of a block of `warps` warps.
+    pub fn pass(&mut self, clock: &VectorClock, warps: usize) {
+        let own = self.id as usize;
+        self.clock = *clock;
+        self.clock[own] += 1;
+        let others = clock[..warps].iter().enumerate().filter(|&(warp, _)| warp != own);
+        self.floor = others.map(|(_, &clock)| clock).min().unwrap_or(0);
     }
 
     pub fn done(&self) -> bool {
@@ -125,4 +137,18 @@ pub(super) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
         rest &= rest - 1;
         Some(l)
     })
+}
+
+/// Calls `f` for the set bits of a lane mask; without branches if all are.
+#[inline(always)]
+pub(super) fn each(mask: u32, mut f: impl FnMut(usize)) {
+    if mask == FULL {
+        for l in 0..LANES {
+            f(l);
+        }
+    } else {
+        for l in lanes(mask) {
+            f(l);
+        }
+    }
 }
