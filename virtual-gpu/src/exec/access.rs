@@ -21,6 +21,7 @@ fn window(space: Space) -> u64 {
 }
 
 /// `cvta` and `isspacep`.
+#[inline(always)]
 pub(super) fn address(w: &mut Warp, inst: &Inst, mask: u32) {
     let a = *w.regs.row64(inst.a);
     match inst.op {
@@ -61,16 +62,11 @@ pub(super) fn addresses(w: &Warp, inst: &Inst, wide: bool) -> [u64; LANES] {
     }
 }
 
-/// Calls `f(space, addresses, lanes)` for each space that contains addresses of lanes, relative to the space's base.
+/// The spaces that contain addresses of lanes, each with these lanes, whose addresses become relative to the space's base.
 #[inline(always)]
-pub(super) fn by_space(
-    space: Space,
-    at: &mut [u64; LANES],
-    mask: u32,
-    mut f: impl FnMut(Space, &[u64; LANES], u32) -> Check,
-) -> Check {
+pub(super) fn by_space(space: Space, at: &mut [u64; LANES], mask: u32) -> [(Space, u32); 3] {
     if space != Space::Generic {
-        return f(space, at, mask);
+        return [(space, mask), (space, 0), (space, 0)];
     }
     let (mut shared, mut local) = (0u32, 0u32);
     for l in lanes(mask) {
@@ -80,18 +76,12 @@ pub(super) fn by_space(
             _ => {}
         }
     }
-    if mask & !shared & !local != 0 {
-        f(Space::Global, at, mask & !shared & !local)?;
-    }
     for (space, part) in [(Space::Shared, shared), (Space::Local, local)] {
-        if part != 0 {
-            for l in lanes(part) {
-                at[l] -= window(space);
-            }
-            f(space, at, part)?;
+        for l in lanes(part) {
+            at[l] -= window(space);
         }
     }
-    Ok(())
+    [(Space::Global, mask & !shared & !local), (Space::Shared, shared), (Space::Local, local)]
 }
 
 /// The data registers of an access.
@@ -146,21 +136,24 @@ pub(super) fn load(
         return Ok(());
     }
     let mut at = addresses(w, inst, a.addr_wide);
-    by_space(a.space, &mut at, mask, |space, at, mask| match space {
-        Space::Shared => {
-            let facts = b.facts(number, at, mask, bytes, Count::Wavefronts);
-            scratch::load::<SHARED>(b, w, (rows, a), what, at, mask, &facts)
-        }
-        Space::Local => scratch::load::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default()),
-        _ => {
-            let facts = b.facts(number, at, mask, bytes, Count::Sectors);
-            global::load(b, w, (rows, a), what, at, mask, &facts)?;
-            if inst.class != Class::Constant {
-                count_global(b, at, mask, bytes, true, &facts);
+    for (space, mask) in by_space(a.space, &mut at, mask).into_iter().filter(|&(_, mask)| mask != 0) {
+        let at = &at;
+        match space {
+            Space::Shared => {
+                let facts = b.facts(number, at, mask, bytes, Count::Wavefronts);
+                scratch::load::<SHARED>(b, w, (rows, a), what, at, mask, &facts)?;
             }
-            Ok(())
+            Space::Local => scratch::load::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default())?,
+            _ => {
+                let facts = b.facts(number, at, mask, bytes, Count::Sectors);
+                global::load(b, w, (rows, a), what, at, mask, &facts)?;
+                if inst.class != Class::Constant {
+                    count_global(b, at, mask, bytes, true, &facts);
+                }
+            }
         }
-    })
+    }
+    Ok(())
 }
 
 /// As [`load`].
@@ -177,17 +170,20 @@ pub(super) fn store(
     let bytes = what.bytes;
     let rows = rows(f, &inst.b, a);
     let mut at = addresses(w, inst, a.addr_wide);
-    by_space(a.space, &mut at, mask, |space, at, mask| match space {
-        Space::Shared => {
-            let facts = b.facts(number, at, mask, bytes, Count::Wavefronts);
-            scratch::store::<SHARED>(b, w, (rows, a), what, at, mask, &facts)
+    for (space, mask) in by_space(a.space, &mut at, mask).into_iter().filter(|&(_, mask)| mask != 0) {
+        let at = &at;
+        match space {
+            Space::Shared => {
+                let facts = b.facts(number, at, mask, bytes, Count::Wavefronts);
+                scratch::store::<SHARED>(b, w, (rows, a), what, at, mask, &facts)?;
+            }
+            Space::Local => scratch::store::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default())?,
+            _ => {
+                let facts = b.facts(number, at, mask, bytes, Count::Sectors);
+                global::store(b, w, (rows, a), what, at, mask, &facts)?;
+                count_global(b, at, mask, bytes, false, &facts);
+            }
         }
-        Space::Local => scratch::store::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default()),
-        _ => {
-            let facts = b.facts(number, at, mask, bytes, Count::Sectors);
-            global::store(b, w, (rows, a), what, at, mask, &facts)?;
-            count_global(b, at, mask, bytes, false, &facts);
-            Ok(())
-        }
-    })
+    }
+    Ok(())
 }

@@ -25,7 +25,8 @@ pub(super) fn atomic(
     let what = What { verb: "atomic", bytes: size as u32, line: inst.line, loose: true };
     let wide = size == 8;
     let mut at = addresses(w, inst, addr_wide);
-    by_space(space, &mut at, mask, |space, at, mask| {
+    for (space, mask) in by_space(space, &mut at, mask).into_iter().filter(|&(_, mask)| mask != 0) {
+        let at = &at;
         if space == Space::Local {
             let l = mask.trailing_zeros() as usize;
             let place = format_args!("at local address 0x{:x}", at[l]);
@@ -58,8 +59,8 @@ pub(super) fn atomic(
             b.counters.atomics.count(facts.units, mask, size.into());
             footprint(b, at, mask, &facts);
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 fn shared_atomic(

@@ -128,6 +128,7 @@ impl<'j> Block<'j> {
     }
 
     /// Value of a constant row in lane `lane` of warp `warp`.
+    #[inline(always)]
     pub fn init_value(&self, init: Init, warp: u32, lane: u32, local_base: i64) -> u64 {
         let job = self.job;
         let special = |s: Special| -> u32 {

@@ -111,9 +111,10 @@ fn load_at_once(
         return false;
     }
     if let Some(shadow) = allocation.shadow(low) {
+        let mut known = true;
         // SAFETY: `whole` found all addresses, and that they are aligned, and the shadow is aligned as the data.
-        let known = |l: usize| unsafe { written(shadow.add((at[l] - low) as usize), what.bytes) };
-        if !lanes(facts.last).all(known) {
+        each(facts.last, |l| known &= unsafe { written(shadow.add((at[l] - low) as usize), what.bytes) });
+        if !known {
             return false;
         }
     }

@@ -3,6 +3,7 @@
 
 use super::regs::{FULL, LANES};
 use super::traffic;
+use super::warp::{each, lanes};
 
 /// What a shape tells.
 #[derive(Clone, Copy, Default)]
@@ -89,7 +90,7 @@ impl Shapes {
         self.keep(n, at, offsets, mask, bytes, count)
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn keep(
         &mut self,
         n: usize,
@@ -99,7 +100,7 @@ impl Shapes {
         bytes: u32,
         count: Count,
     ) -> Facts {
-        let facts = measure(at, mask, bytes, count);
+        let facts = measure(at, &offsets, mask, bytes, count);
         let shape = Shape { offsets, mask, phase: at[first(mask)] & 31, count, facts };
         match (self.places[n] as usize).checked_sub(1) {
             Some(place) => self.shapes[place] = shape,
@@ -112,35 +113,44 @@ impl Shapes {
     }
 }
 
-fn measure(at: &[u64; LANES], mask: u32, bytes: u32, count: Count) -> Facts {
+#[inline(always)]
+fn measure(at: &[u64; LANES], offsets: &[u64; LANES], mask: u32, bytes: u32, count: Count) -> Facts {
     let (mut low, mut high, mut all) = (u64::MAX, 0, 0);
-    let mut last = 0;
-    for l in 0..LANES {
-        if mask >> l & 1 == 0 {
-            continue;
-        }
-        (low, high, all) = (low.min(at[l]), high.max(at[l]), all | at[l]);
+    each(mask, |l| (low, high, all) = (low.min(at[l]), high.max(at[l]), all | at[l]));
+    let aligned = all & u64::from(bytes - 1) == 0;
+    let near = high - low < 1 << 31;
+    let [mut last, mut last_of_half] = [0; 2];
+    let short = offsets.map(|offset| offset as u32);
+    each(mask, |l| {
         let mut again = 0;
-        for (other, &address) in at.iter().enumerate() {
-            again |= u32::from(address == at[l]) << other;
+        for (other, &offset) in short.iter().enumerate() {
+            again |= u32::from(offset == short[l]) << other;
         }
-        last |= u32::from(again & mask & (FULL << l << 1) == 0) << l;
-    }
+        if !near {
+            again = lanes(mask).filter(|&other| at[other] == at[l]).fold(0, |all, other| all | 1 << other);
+        }
+        let after = again & mask & (FULL << l << 1);
+        last |= u32::from(after == 0) << l;
+        last_of_half |= u32::from(after & (0xffff << (l & 16)) == 0) << l;
+    });
     let (units, conflicts) = match count {
         Count::Nothing => (0, 0),
         Count::Sectors => (traffic::sectors(at, mask, bytes), 0),
+        Count::Wavefronts if aligned && bytes == 16 => {
+            let halves = [0xffff, 0xffff_0000].map(|half| traffic::aligned(at, last_of_half & half, bytes));
+            (halves[0].0 + halves[1].0, halves[0].1 + halves[1].1)
+        }
+        Count::Wavefronts if aligned && bytes >= 4 => traffic::aligned(at, last, bytes),
         Count::Wavefronts => traffic::wavefronts(at, mask, bytes),
     };
     let mut sector_bits = 0;
     if count == Count::Sectors && (high >> 5) - (low >> 5) < 64 {
-        for l in (0..LANES).filter(|l| mask >> l & 1 != 0) {
-            sector_bits |= 1 << ((at[l] >> 5) - (low >> 5));
-        }
+        each(mask, |l| sector_bits |= 1 << ((at[l] >> 5) - (low >> 5)));
     }
     Facts {
         below: at[first(mask)].wrapping_sub(low),
         span: (high - low).saturating_add(bytes.into()),
-        aligned: all & u64::from(bytes - 1) == 0,
+        aligned,
         last,
         sector_bits,
         units,

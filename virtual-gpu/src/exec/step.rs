@@ -10,7 +10,7 @@ use super::block::{Block, Check};
 use super::exchange;
 use super::line_costs;
 use super::print;
-use super::regs::LANES;
+use super::regs::{FULL, LANES, store_wide};
 use super::warp::{Entry, Frame, Wait, Warp, lanes};
 use crate::finding::FindingKind;
 use crate::ptx::SourceLine;
@@ -49,17 +49,12 @@ impl Warp {
         grow(&mut r.preds, r.base_pred + f.preds as usize);
         r.preds[r.base_pred] = 0;
         for &(row, wide, init) in &f.inits {
-            let uniform = Block::uniform(init);
-            let first = b.init_value(init, self.id, 0, local_base as i64);
-            for lane in 0..LANES {
-                let v =
-                    if uniform { first } else { b.init_value(init, self.id, lane as u32, local_base as i64) };
-                if wide {
-                    r.row64_mut(row)[lane] = v;
-                } else {
-                    r.row32_mut(row)[lane] = v as u32;
-                }
-            }
+            let value = |lane| b.init_value(init, self.id, lane, local_base as i64);
+            let values = match Block::uniform(init) {
+                true => [value(0); LANES],
+                false => std::array::from_fn(|lane| value(lane as u32)),
+            };
+            store_wide(&mut self.regs, row, wide, &values, FULL);
         }
         self.frames.push(Frame { function, floor: self.stack.len(), local_base, mask });
         self.stack.push(Entry { pc: 0, rpc: NOWHERE, mask });

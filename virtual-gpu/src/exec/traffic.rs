@@ -1,6 +1,7 @@
 //! Sectors of global requests and wavefronts of shared ones.
 
 use super::regs::LANES;
+use super::warp::each;
 
 /// Distinct 32-byte sectors that the lanes of a request touch. `bytes` per lane, naturally aligned.
 pub(super) fn sectors(addresses: &[u64; LANES], mask: u32, bytes: u32) -> u32 {
@@ -87,6 +88,17 @@ pub(super) fn wavefronts(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32,
     (waves, conflicts)
 }
 
+/// [`wavefronts`] of lanes that have different addresses, aligned to `bytes`: 4, 8, or 16 of one half of the warp.
+#[inline(always)]
+pub(super) fn aligned(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32, u32) {
+    let shift = bytes.trailing_zeros();
+    // lanes by banks
+    let mut count = [0u8; 32];
+    each(mask, |l| count[(offsets[l] >> shift) as usize & (128 >> shift) - 1] += 1);
+    let worst = u32::from(count.iter().copied().max().unwrap_or(0));
+    (worst, worst - u32::div_ceil(mask.count_ones() * bytes, 128))
+}
+
 /// Distance between the lowest and the highest address.
 fn span(offsets: &[u64; LANES], mask: u32) -> u64 {
     let (mut least, mut most) = (u64::MAX, 0);
@@ -127,5 +139,16 @@ mod tests {
         assert_eq!(wavefronts(&lanes(|l| 16 * l), u32::MAX, 16), (4, 0));
         assert_eq!(wavefronts(&lanes(|l| 16 * (l % 8)), u32::MAX, 16), (2, 0));
         assert_eq!(wavefronts(&lanes(|l| 128 * l), 0b11, 1), (2, 1));
+    }
+
+    #[test]
+    fn aligned_accesses_to_different_addresses_have_the_same_wavefronts() {
+        for n in 0..200u64 {
+            for (bytes, mask) in [(4, u32::MAX), (8, 0xffff_0fff), (16, 0xffff), (16, 0x7ff1_0000)] {
+                // an odd factor keeps addresses apart; the others make conflicts of all kinds
+                let at = lanes(|l| (l * (2 * n + 1) % 64 * (1 << (n % 5)) + n) * u64::from(bytes));
+                assert_eq!(aligned(&at, mask, bytes), wavefronts(&at, mask, bytes), "{n} {bytes} {mask:x}");
+            }
+        }
     }
 }
