@@ -126,8 +126,10 @@ fn alone(ptx: &str, kernel: &str) -> Option<String> {
     Some(format!("{header}\n.visible {}\n", &ptx[from..=from + end]))
 }
 
-/// The parameter block, and the addresses and bytes of what the kernel writes.
-fn parameters(gpu: &mut Gpu, all: &[Parameter]) -> Result<(Vec<u8>, Vec<(u64, u64)>), Box<dyn Error>> {
+/// A parameter block, and the addresses and bytes of what the kernel writes.
+type Prepared = (Vec<u8>, Vec<(u64, u64)>);
+
+fn parameters(gpu: &mut Gpu, all: &[Parameter]) -> Result<Prepared, Box<dyn Error>> {
     let (mut block, mut outputs) = (Vec::new(), Vec::new());
     let mut state = 1u64;
     let mut random = || {

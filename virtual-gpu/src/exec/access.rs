@@ -3,10 +3,10 @@
 use super::block::{Block, Check};
 use super::global::{self, count_global};
 use super::lane::{What, extend, fault, set};
-use super::regs::LANES;
+use super::regs::{LANES, lanes};
 use super::scratch::{self, LOCAL, SHARED};
 use super::shape::{Count, Facts};
-use super::warp::{Warp, lanes};
+use super::warp::Warp;
 use crate::counters::Class;
 use crate::finding::FindingKind;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};

@@ -7,9 +7,10 @@ use super::block::{Block, Check};
 use super::float::{canonical, flush};
 use super::global::{footprint, global, mark, written};
 use super::lane::{What, fault, set, uninitialized, value};
+use super::regs::lanes;
 use super::scratch::{SHARED, bytes_at, checked, no_race, party, set_bytes};
 use super::shape::Count;
-use super::warp::{Warp, lanes};
+use super::warp::Warp;
 use crate::finding::FindingKind;
 use crate::ptx::inst::*;
 

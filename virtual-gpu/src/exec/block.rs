@@ -165,6 +165,11 @@ impl<'j> Block<'j> {
         }
     }
 
+    /// Whether an initial value differs between the blocks of a launch.
+    pub fn varies(init: Init) -> bool {
+        matches!(init, Init::Special(Special::Ctaid(_) | Special::Smid))
+    }
+
     /// Whether an initial value is the same in all lanes.
     pub fn uniform(init: Init) -> bool {
         !matches!(

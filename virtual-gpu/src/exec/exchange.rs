@@ -1,8 +1,8 @@
 //! Shuffles, votes and warp barriers, and the check that the lanes they name are converged.
 
 use super::block::{Block, Check};
-use super::regs::{FULL, LANES, Scalar};
-use super::warp::{Warp, lanes};
+use super::regs::{FULL, LANES, Scalar, lanes};
+use super::warp::Warp;
 use crate::finding::FindingKind;
 use crate::ptx::inst::*;
 

@@ -5,8 +5,7 @@
 //! warp in lockstep, which compilers do not know: if it is not to be relied on, a lane that reads what another wrote needs a warp
 //! barrier. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per thread and with the readers of one epoch as a bit mask.
 
-use super::regs::LANES;
-use super::warp::lanes;
+use super::regs::{LANES, lanes};
 
 /// `clock[w]`: the latest step of warp w that is known to happen before.
 pub(super) type VectorClock = [u32; 32];

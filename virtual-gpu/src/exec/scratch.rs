@@ -3,9 +3,9 @@
 use super::block::{Block, Check};
 use super::lane::{What, extend, fault, misaligned, set, uninitialized, value};
 use super::races::{Conflict, Party};
-use super::regs::LANES;
+use super::regs::{LANES, each, lanes};
 use super::shape::Facts;
-use super::warp::{Warp, each, lanes};
+use super::warp::Warp;
 use crate::finding::{Finding, FindingKind};
 use crate::ptx::inst::*;
 

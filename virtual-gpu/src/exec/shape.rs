@@ -1,9 +1,8 @@
 //! The shape of a warp's access: what follows from the lanes' addresses relative to each other, such as its sectors and
 //! its bank conflicts. An instruction mostly repeats its shape, so the last one of each is kept.
 
-use super::regs::{FULL, LANES};
+use super::regs::{FULL, LANES, each, lanes};
 use super::traffic;
-use super::warp::{each, lanes};
 
 /// What a shape tells.
 #[derive(Clone, Copy, Default)]

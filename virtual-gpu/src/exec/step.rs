@@ -10,8 +10,8 @@ use super::block::{Block, Check};
 use super::exchange;
 use super::line_costs;
 use super::print;
-use super::regs::{FULL, LANES, store_wide};
-use super::warp::{Entry, Frame, Wait, Warp, lanes};
+use super::regs::{FULL, LANES, lanes, store_wide};
+use super::warp::{Entry, Frame, Wait, Warp};
 use crate::finding::FindingKind;
 use crate::ptx::SourceLine;
 use crate::ptx::inst::*;
@@ -48,7 +48,11 @@ impl Warp {
         grow(&mut r.r64, r.base64 + f.rows64 as usize);
         grow(&mut r.preds, r.base_pred + f.preds as usize);
         r.preds[r.base_pred] = 0;
-        for &(row, wide, init) in &f.inits {
+        // a warp of an earlier block has left what does not depend on the block
+        let is_entry = self.frames.is_empty();
+        let again = is_entry && self.entered;
+        self.entered |= is_entry;
+        for &(row, wide, init) in f.inits.iter().filter(|&&(.., init)| !again || Block::varies(init)) {
             let value = |lane| b.init_value(init, self.id, lane, local_base as i64);
             let values = match Block::uniform(init) {
                 true => [value(0); LANES],
@@ -399,7 +403,9 @@ impl Warp {
 }
 
 fn grow<T: Clone + Default>(v: &mut Vec<T>, n: usize) {
-    if v.len() < n {
+    if v.is_empty() {
+        *v = vec![T::default(); n]; // of zeros, which the allocator has
+    } else if v.len() < n {
         v.resize(n, T::default());
     }
 }

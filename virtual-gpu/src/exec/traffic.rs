@@ -1,7 +1,6 @@
 //! Sectors of global requests and wavefronts of shared ones.
 
-use super::regs::LANES;
-use super::warp::each;
+use super::regs::{LANES, each};
 
 /// Distinct 32-byte sectors that the lanes of a request touch. `bytes` per lane, naturally aligned.
 pub(super) fn sectors(addresses: &[u64; LANES], mask: u32, bytes: u32) -> u32 {
@@ -94,7 +93,7 @@ pub(super) fn aligned(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32, u3
     let shift = bytes.trailing_zeros();
     // lanes by banks
     let mut count = [0u8; 32];
-    each(mask, |l| count[(offsets[l] >> shift) as usize & (128 >> shift) - 1] += 1);
+    each(mask, |l| count[(offsets[l] >> shift) as usize & ((128 >> shift) - 1)] += 1);
     let worst = u32::from(count.iter().copied().max().unwrap_or(0));
     (worst, worst - u32::div_ceil(mask.count_ones() * bytes, 128))
 }
@@ -115,30 +114,30 @@ fn span(offsets: &[u64; LANES], mask: u32) -> u64 {
 mod tests {
     use super::*;
 
-    fn lanes(f: impl Fn(u64) -> u64) -> [u64; LANES] {
+    fn of_lanes(f: impl Fn(u64) -> u64) -> [u64; LANES] {
         std::array::from_fn(|l| f(l as u64))
     }
 
     #[test]
     fn sectors_of_usual_patterns() {
-        assert_eq!(sectors(&lanes(|l| 4 * l), u32::MAX, 4), 4);
-        assert_eq!(sectors(&lanes(|l| 16 * l), u32::MAX, 16), 16);
-        assert_eq!(sectors(&lanes(|l| 128 * l), u32::MAX, 4), 32);
-        assert_eq!(sectors(&lanes(|l| 4 * (31 - l)), u32::MAX, 4), 4);
-        assert_eq!(sectors(&lanes(|_| 64), 0xff, 4), 1);
-        assert_eq!(sectors(&lanes(|l| 128 * (31 - l)), 0xffff, 4), 16);
+        assert_eq!(sectors(&of_lanes(|l| 4 * l), u32::MAX, 4), 4);
+        assert_eq!(sectors(&of_lanes(|l| 16 * l), u32::MAX, 16), 16);
+        assert_eq!(sectors(&of_lanes(|l| 128 * l), u32::MAX, 4), 32);
+        assert_eq!(sectors(&of_lanes(|l| 4 * (31 - l)), u32::MAX, 4), 4);
+        assert_eq!(sectors(&of_lanes(|_| 64), 0xff, 4), 1);
+        assert_eq!(sectors(&of_lanes(|l| 128 * (31 - l)), 0xffff, 4), 16);
     }
 
     #[test]
     fn wavefronts_of_usual_patterns() {
-        assert_eq!(wavefronts(&lanes(|l| 4 * l), u32::MAX, 4), (1, 0));
-        assert_eq!(wavefronts(&lanes(|l| 128 * l), u32::MAX, 4), (32, 31));
-        assert_eq!(wavefronts(&lanes(|l| 8 * l), u32::MAX, 4), (2, 1));
-        assert_eq!(wavefronts(&lanes(|_| 40), u32::MAX, 4), (1, 0));
-        assert_eq!(wavefronts(&lanes(|l| 8 * l), u32::MAX, 8), (2, 0));
-        assert_eq!(wavefronts(&lanes(|l| 16 * l), u32::MAX, 16), (4, 0));
-        assert_eq!(wavefronts(&lanes(|l| 16 * (l % 8)), u32::MAX, 16), (2, 0));
-        assert_eq!(wavefronts(&lanes(|l| 128 * l), 0b11, 1), (2, 1));
+        assert_eq!(wavefronts(&of_lanes(|l| 4 * l), u32::MAX, 4), (1, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 128 * l), u32::MAX, 4), (32, 31));
+        assert_eq!(wavefronts(&of_lanes(|l| 8 * l), u32::MAX, 4), (2, 1));
+        assert_eq!(wavefronts(&of_lanes(|_| 40), u32::MAX, 4), (1, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 8 * l), u32::MAX, 8), (2, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 16 * l), u32::MAX, 16), (4, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 16 * (l % 8)), u32::MAX, 16), (2, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 128 * l), 0b11, 1), (2, 1));
     }
 
     #[test]
@@ -146,7 +145,7 @@ mod tests {
         for n in 0..200u64 {
             for (bytes, mask) in [(4, u32::MAX), (8, 0xffff_0fff), (16, 0xffff), (16, 0x7ff1_0000)] {
                 // an odd factor keeps addresses apart; the others make conflicts of all kinds
-                let at = lanes(|l| (l * (2 * n + 1) % 64 * (1 << (n % 5)) + n) * u64::from(bytes));
+                let at = of_lanes(|l| (l * (2 * n + 1) % 64 * (1 << (n % 5)) + n) * u64::from(bytes));
                 assert_eq!(aligned(&at, mask, bytes), wavefronts(&at, mask, bytes), "{n} {bytes} {mask:x}");
             }
         }

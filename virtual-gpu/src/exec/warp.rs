@@ -1,7 +1,7 @@
 //! The state of one warp: its registers, its local memory, its reconvergence stack.
 
 use super::races::VectorClock;
-use super::regs::{FULL, LANES, Regs};
+use super::regs::{LANES, Regs};
 use crate::memory::POISON;
 use crate::ptx::inst::{BarRed, Row};
 
@@ -46,6 +46,8 @@ pub(super) struct Warp {
     /// Lanes that have not exited.
     pub live: u32,
     pub regs: Regs,
+    /// Whether it has run the kernel for an earlier block.
+    pub entered: bool,
     pub waiting: Option<Wait>,
     pub clock: VectorClock,
     /// At most the clock of each other warp of the block.
@@ -121,34 +123,6 @@ impl Warp {
     pub fn remove(&mut self, mask: u32, floor: usize) {
         for e in &mut self.stack[floor..] {
             e.mask &= !mask;
-        }
-    }
-}
-
-/// The set bits of a lane mask.
-#[inline]
-pub(super) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    let mut rest = mask;
-    std::iter::from_fn(move || {
-        if rest == 0 {
-            return None;
-        }
-        let l = rest.trailing_zeros() as usize;
-        rest &= rest - 1;
-        Some(l)
-    })
-}
-
-/// Calls `f` for the set bits of a lane mask; without branches if all are.
-#[inline(always)]
-pub(super) fn each(mask: u32, mut f: impl FnMut(usize)) {
-    if mask == FULL {
-        for l in 0..LANES {
-            f(l);
-        }
-    } else {
-        for l in lanes(mask) {
-            f(l);
         }
     }
 }
