@@ -4,7 +4,7 @@
 //!
 //! Each kernel runs on one CPU thread, with all checks and with none. The last column is a hash of the kernel's results and
 //! counters: a change that is to leave them alone leaves it alone. For instructions of the CPU per warp instruction, run one kernel
-//! under `valgrind --tool=callgrind --toggle-collect='*Gpu*launch*'`.
+//! under `valgrind --tool=callgrind --toggle-collect=pascaline_virtual_gpu::exec::Gpu::launch`.
 
 use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
