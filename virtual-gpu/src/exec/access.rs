@@ -1,11 +1,12 @@
 //! Loads and stores: the space of each lane's address, and its memory.
 
 use super::block::{Block, Check};
-use super::global::{count_global, get, global, global_party, mark, no_global_race, put, unordered, written};
-use super::lane::{What, extend, fault, set, uninitialized, value};
-use super::regs::LANES;
+use super::global::{self, count_global};
+use super::lane::{What, extend, fault, set};
+use super::regs::{LANES, lanes};
 use super::scratch::{self, LOCAL, SHARED};
-use super::warp::{Warp, lanes};
+use super::shape::{Count, Facts};
+use super::warp::Warp;
 use crate::counters::Class;
 use crate::finding::FindingKind;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
@@ -20,6 +21,7 @@ fn window(space: Space) -> u64 {
 }
 
 /// `cvta` and `isspacep`.
+#[inline(always)]
 pub(super) fn address(w: &mut Warp, inst: &Inst, mask: u32) {
     let a = *w.regs.row64(inst.a);
     match inst.op {
@@ -51,6 +53,7 @@ fn space_of(address: u64) -> Space {
     }
 }
 
+#[inline(always)]
 pub(super) fn addresses(w: &Warp, inst: &Inst, wide: bool) -> [u64; LANES] {
     if wide {
         w.regs.row64(inst.a).map(|a| a.wrapping_add(inst.imm as u64))
@@ -59,15 +62,11 @@ pub(super) fn addresses(w: &Warp, inst: &Inst, wide: bool) -> [u64; LANES] {
     }
 }
 
-/// Calls `f(space, addresses, lanes)` for each space that contains addresses of lanes, relative to the space's base.
-pub(super) fn by_space(
-    space: Space,
-    at: &mut [u64; LANES],
-    mask: u32,
-    mut f: impl FnMut(Space, &[u64; LANES], u32) -> Check,
-) -> Check {
+/// The spaces that contain addresses of lanes, each with these lanes, whose addresses become relative to the space's base.
+#[inline(always)]
+pub(super) fn by_space(space: Space, at: &mut [u64; LANES], mask: u32) -> [(Space, u32); 3] {
     if space != Space::Generic {
-        return f(space, at, mask);
+        return [(space, mask), (space, 0), (space, 0)];
     }
     let (mut shared, mut local) = (0u32, 0u32);
     for l in lanes(mask) {
@@ -77,18 +76,12 @@ pub(super) fn by_space(
             _ => {}
         }
     }
-    if mask & !shared & !local != 0 {
-        f(Space::Global, at, mask & !shared & !local)?;
-    }
     for (space, part) in [(Space::Shared, shared), (Space::Local, local)] {
-        if part != 0 {
-            for l in lanes(part) {
-                at[l] -= window(space);
-            }
-            f(space, at, part)?;
+        for l in lanes(part) {
+            at[l] -= window(space);
         }
     }
-    Ok(())
+    [(Space::Global, mask & !shared & !local), (Space::Shared, shared), (Space::Local, local)]
 }
 
 /// The data registers of an access.
@@ -96,11 +89,13 @@ fn rows<'f>(f: &'f Function, single: &'f Row, a: Access) -> &'f [Row] {
     if a.count == 1 { std::slice::from_ref(single) } else { &f.lists[*single as usize..][..a.count as usize] }
 }
 
+/// `number`: that of the instruction in its module.
+#[inline(always)]
 pub(super) fn load(
     b: &mut Block<'_>,
     w: &mut Warp,
     f: &Function,
-    inst: &Inst,
+    (inst, number): (&Inst, usize),
     a: Access,
     mask: u32,
 ) -> Check {
@@ -141,54 +136,33 @@ pub(super) fn load(
         return Ok(());
     }
     let mut at = addresses(w, inst, a.addr_wide);
-    by_space(a.space, &mut at, mask, |space, at, mask| match space {
-        Space::Shared => scratch::load::<SHARED>(b, w, rows, a, what, at, mask),
-        Space::Local => scratch::load::<LOCAL>(b, w, rows, a, what, at, mask),
-        _ => {
-            for l in lanes(mask) {
-                let (p, shadow) = global(b, w, what, l, at[l])?;
-                // SAFETY: `global` checked bounds and alignment; the shadow is aligned as the data.
-                let known = shadow.is_none_or(|s| unsafe { written(s, bytes) });
-                if !known {
-                    return Err(uninitialized(b, w, what, l, "global", at[l]));
-                }
-                if let (Some(not_yet), Some(s)) = (&b.job.unordered, shadow) {
-                    // SAFETY: the access was located, so the shadow has `bytes` bytes from `s` on; one is read after the other.
-                    let early = |i| not_yet[unsafe { get(s.add(i), 1) } as usize];
-                    if (0..bytes as usize).any(early) {
-                        return Err(unordered(b, w, what, l, at[l]));
-                    }
-                }
-                if let Some(remote) = &b.job.remote
-                    && (b.job.memory.foreign(at[l]).is_some() || crate::memory::device_of(at[l]).is_none())
-                {
-                    remote.note(at[l], bytes.into());
-                }
-                if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose) {
-                    let n = b.last_allocation;
-                    let by = global_party(b, w, what.line);
-                    let conflict = races.read(n, &b.job.snapshot.live[n], at[l], bytes, by);
-                    no_global_race(b, w, what, l, at[l], conflict)?;
-                }
-                for (k, &row) in rows.iter().enumerate() {
-                    // SAFETY: the access was located, so its bytes from `p` on are inside the allocation, and element k is one of them.
-                    let v = unsafe { get(p.add(k * a.size as usize), a.size) };
-                    set(w, a.wide, row, l, extend(v, a));
+    for (space, mask) in by_space(a.space, &mut at, mask).into_iter().filter(|&(_, mask)| mask != 0) {
+        let at = &at;
+        match space {
+            Space::Shared => {
+                let facts = b.facts(number, at, mask, bytes, Count::Wavefronts);
+                scratch::load::<SHARED>(b, w, (rows, a), what, at, mask, &facts)?;
+            }
+            Space::Local => scratch::load::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default())?,
+            _ => {
+                let facts = b.facts(number, at, mask, bytes, Count::Sectors);
+                global::load(b, w, (rows, a), what, at, mask, &facts)?;
+                if inst.class != Class::Constant {
+                    count_global(b, at, mask, bytes, true, &facts);
                 }
             }
-            if inst.class != Class::Constant {
-                count_global(b, at, mask, bytes, true);
-            }
-            Ok(())
         }
-    })
+    }
+    Ok(())
 }
 
+/// As [`load`].
+#[inline(always)]
 pub(super) fn store(
     b: &mut Block<'_>,
     w: &mut Warp,
     f: &Function,
-    inst: &Inst,
+    (inst, number): (&Inst, usize),
     a: Access,
     mask: u32,
 ) -> Check {
@@ -196,34 +170,20 @@ pub(super) fn store(
     let bytes = what.bytes;
     let rows = rows(f, &inst.b, a);
     let mut at = addresses(w, inst, a.addr_wide);
-    by_space(a.space, &mut at, mask, |space, at, mask| match space {
-        Space::Shared => scratch::store::<SHARED>(b, w, rows, a, what, at, mask),
-        Space::Local => scratch::store::<LOCAL>(b, w, rows, a, what, at, mask),
-        _ => {
-            for l in lanes(mask) {
-                let (p, shadow) = global(b, w, what, l, at[l])?;
-                if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose) {
-                    let differs = rows.iter().enumerate().any(|(k, &row)| {
-                        // SAFETY: `global` checked bounds and alignment; element k is inside the access.
-                        let old = unsafe { get(p.add(k * a.size as usize), a.size) };
-                        old != value(w, a.wide, row, l) & (u64::MAX >> (64 - 8 * u32::from(a.size)))
-                    });
-                    let n = b.last_allocation;
-                    let by = global_party(b, w, what.line);
-                    let conflict = races.write(n, &b.job.snapshot.live[n], at[l], bytes, by, differs);
-                    no_global_race(b, w, what, l, at[l], conflict)?;
-                }
-                for (k, &row) in rows.iter().enumerate() {
-                    // SAFETY: `global` checked bounds and alignment; element k is inside the access.
-                    unsafe { put(p.add(k * a.size as usize), a.size, value(w, a.wide, row, l)) };
-                }
-                if let Some(s) = shadow {
-                    // SAFETY: the shadow has the data's size and alignment.
-                    unsafe { mark(s, bytes, b.job.writer) };
-                }
+    for (space, mask) in by_space(a.space, &mut at, mask).into_iter().filter(|&(_, mask)| mask != 0) {
+        let at = &at;
+        match space {
+            Space::Shared => {
+                let facts = b.facts(number, at, mask, bytes, Count::Wavefronts);
+                scratch::store::<SHARED>(b, w, (rows, a), what, at, mask, &facts)?;
             }
-            count_global(b, at, mask, bytes, false);
-            Ok(())
+            Space::Local => scratch::store::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default())?,
+            _ => {
+                let facts = b.facts(number, at, mask, bytes, Count::Sectors);
+                global::store(b, w, (rows, a), what, at, mask, &facts)?;
+                count_global(b, at, mask, bytes, false, &facts);
+            }
         }
-    })
+    }
+    Ok(())
 }

@@ -1,26 +1,73 @@
 //! Instructions that only touch registers, over all 32 lanes at once. Long because the instruction set is: one
 //! match with a line or a few per instruction.
 
+use std::ops::Range;
+
 use half::f16;
 
 use super::alu_float::{float_binary, float_test, float_unary, fma};
 use super::cvt;
 use super::float::flush;
+use super::line_costs::InstructionCost;
 use super::regs::*;
+use crate::counters::Counters;
 use crate::ptx::inst::*;
 
-/// Executes a register instruction for the lanes of `mask`. All other instructions are the caller's.
+/// Executes instructions from the range's first on, up to one that is not a register instruction or that no lane executes. Returns
+/// where it stopped. `costs` has the instructions' costs, or nothing.
 ///
 /// On x86-64 the same code is compiled a second time for AVX2 and FMA; `fast` says whether the CPU has them.
 #[inline(always)]
-pub(super) fn execute(fast: Fast, r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) {
+pub(super) fn run(
+    fast: Fast,
+    r: &mut Regs,
+    f: &Function,
+    range: Range<u32>,
+    active: u32,
+    counts: (&mut Counters, &mut [InstructionCost]),
+) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if fast.0 {
         // SAFETY: `Fast::detect` saw the features on this CPU.
-        return unsafe { execute_avx2(r, lists, i, mask) };
+        return unsafe { run_fast(r, f, range, active, counts) };
     }
     let _ = fast;
-    body(r, lists, i, mask);
+    run_any(r, f, range, active, counts)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+unsafe fn run_fast(
+    r: &mut Regs,
+    f: &Function,
+    range: Range<u32>,
+    active: u32,
+    counts: (&mut Counters, &mut [InstructionCost]),
+) -> u32 {
+    run_any(r, f, range, active, counts)
+}
+
+#[inline(always)]
+fn run_any(
+    r: &mut Regs,
+    f: &Function,
+    range: Range<u32>,
+    active: u32,
+    (counters, costs): (&mut Counters, &mut [InstructionCost]),
+) -> u32 {
+    for pc in range.clone() {
+        let inst = &f.code[pc as usize];
+        let mask = if inst.guard == NONE { active } else { active & r.pred(inst.guard) };
+        if mask == 0 || !execute(r, &f.lists, inst, mask) {
+            return pc;
+        }
+        counters.warp_instructions[inst.class as usize] += 1;
+        counters.thread_instructions[inst.class as usize] += u64::from(mask.count_ones());
+        if let Some(cost) = costs.get_mut(pc as usize) {
+            cost.warp_instructions += 1;
+        }
+    }
+    range.end
 }
 
 /// Proof that the CPU has AVX2 and FMA, if true.
@@ -34,12 +81,10 @@ impl Fast {
         #[cfg(not(target_arch = "x86_64"))]
         Self(false)
     }
-}
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-unsafe fn execute_avx2(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) {
-    body(r, lists, i, mask);
+    pub fn is_there(self) -> bool {
+        self.0
+    }
 }
 
 /// Evaluates an expression in which `$t` is the integer type that `$ty` says.
@@ -63,8 +108,9 @@ macro_rules! by_int_or_wider {
     };
 }
 
+/// Executes a register instruction for the lanes of `mask`. False for others.
 #[inline(always)]
-fn body(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) {
+fn execute(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) -> bool {
     let at = [i.d, i.a, i.b, i.c];
     match i.op {
         Op::Mov32 => map1::<u32, u32>(r, i.d, i.a, mask, |x| x),
@@ -181,8 +227,9 @@ fn body(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) {
         Op::Copysign { wide: true } => {
             map2::<u64, u64, u64>(r, [i.d, i.a, i.b], mask, |a, b| (a & 1 << 63) | (b & !(1 << 63)))
         }
-        _ => unreachable!("not a register instruction"),
+        _ => return false,
     }
+    true
 }
 
 #[inline(always)]

@@ -7,16 +7,17 @@ use super::block::{Block, Check};
 use super::float::{canonical, flush};
 use super::global::{footprint, global, mark, written};
 use super::lane::{What, fault, set, uninitialized, value};
+use super::regs::lanes;
 use super::scratch::{SHARED, bytes_at, checked, no_race, party, set_bytes};
-use super::traffic;
-use super::warp::{Warp, lanes};
+use super::shape::Count;
+use super::warp::Warp;
 use crate::finding::FindingKind;
 use crate::ptx::inst::*;
 
 pub(super) fn atomic(
     b: &mut Block<'_>,
     w: &mut Warp,
-    inst: &Inst,
+    (inst, number): (&Inst, usize),
     (op, ty): (Atom, Num),
     (space, addr_wide): (Space, bool),
     mask: u32,
@@ -25,7 +26,8 @@ pub(super) fn atomic(
     let what = What { verb: "atomic", bytes: size as u32, line: inst.line, loose: true };
     let wide = size == 8;
     let mut at = addresses(w, inst, addr_wide);
-    by_space(space, &mut at, mask, |space, at, mask| {
+    for (space, mask) in by_space(space, &mut at, mask).into_iter().filter(|&(_, mask)| mask != 0) {
+        let at = &at;
         if space == Space::Local {
             let l = mask.trailing_zeros() as usize;
             let place = format_args!("at local address 0x{:x}", at[l]);
@@ -54,11 +56,12 @@ pub(super) fn atomic(
             }
         }
         if b.job.config.traffic && space == Space::Global {
-            b.counters.atomics.count(traffic::sectors(at, mask, size as u32), mask, size as u32);
-            footprint(b, at, mask);
+            let facts = b.facts(number, at, mask, size.into(), Count::Sectors);
+            b.counters.atomics.count(facts.units, mask, size.into());
+            footprint(b, at, mask, &facts);
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 fn shared_atomic(

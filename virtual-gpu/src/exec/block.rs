@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use super::job::{Job, PRINT_LIMIT};
 use super::line_costs::InstructionCost;
 use super::races::Races;
-use super::regs::FULL;
+use super::regs::{FULL, LANES};
+use super::shape::{Count, Facts, Shapes};
 use super::warp::Warp;
 use crate::counters::Counters;
 use crate::finding::{Finding, FindingKind, own};
@@ -30,6 +31,7 @@ pub(super) struct Block<'j> {
     /// Warp instructions of this block so far.
     pub steps: u64,
     pub last_allocation: usize,
+    shapes: Shapes,
     pub barriers: [Barrier; 16],
     /// Kept between blocks for their buffers.
     pub warps: Vec<Warp>,
@@ -58,6 +60,7 @@ impl<'j> Block<'j> {
             races: Races::default(),
             steps: 0,
             last_allocation: 0,
+            shapes: Shapes::new(job.instructions),
             barriers: [Barrier::default(); 16],
             warps: Vec::new(),
             printed: Vec::new(),
@@ -84,9 +87,11 @@ impl<'j> Block<'j> {
         [linear % gx, linear / gx % gy, linear / gx / gy].map(|n| n as u32)
     }
 
-    /// Where the costs of a function's instructions begin.
-    pub fn cost_start(&self, function: u32) -> usize {
-        self.job.code.as_ref().map_or(0, |(starts, _)| starts[function as usize])
+    /// The facts of the access of instruction `number`, of `bytes` by each lane of `mask`.
+    #[inline(always)]
+    pub fn facts(&mut self, number: usize, at: &[u64; LANES], mask: u32, bytes: u32, count: Count) -> Facts {
+        let count = if self.job.config.traffic { count } else { Count::Nothing };
+        self.shapes.facts(number, at, mask, bytes, count)
     }
 
     /// Notes that a warp has executed a fence.
@@ -123,6 +128,7 @@ impl<'j> Block<'j> {
     }
 
     /// Value of a constant row in lane `lane` of warp `warp`.
+    #[inline(always)]
     pub fn init_value(&self, init: Init, warp: u32, lane: u32, local_base: i64) -> u64 {
         let job = self.job;
         let special = |s: Special| -> u32 {
@@ -157,6 +163,11 @@ impl<'j> Block<'j> {
             Init::Shared(v, n) => (job.shared_arrays.offset(v) as u64).wrapping_add(n as u64),
             Init::Local(n) => (local_base + n) as u64,
         }
+    }
+
+    /// Whether an initial value differs between the blocks of a launch.
+    pub fn varies(init: Init) -> bool {
+        matches!(init, Init::Special(Special::Ctaid(_) | Special::Smid))
     }
 
     /// Whether an initial value is the same in all lanes.

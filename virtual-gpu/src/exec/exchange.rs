@@ -1,8 +1,8 @@
 //! Shuffles, votes and warp barriers, and the check that the lanes they name are converged.
 
 use super::block::{Block, Check};
-use super::regs::{FULL, LANES};
-use super::warp::{Warp, lanes};
+use super::regs::{FULL, LANES, Scalar, lanes};
+use super::warp::Warp;
 use crate::finding::FindingKind;
 use crate::ptx::inst::*;
 
@@ -10,11 +10,16 @@ use crate::ptx::inst::*;
 ///
 /// On sm_61 the hardware ignores the mask. A diverged lane does not execute it, and the result is silently
 /// wrong.
+#[inline(always)]
 pub(super) fn converged(b: &Block<'_>, w: &Warp, inst: &Inst, mask: u32) -> Check {
     if mask == 0 || !b.job.config.checks.convergence {
         return Ok(());
     }
     let named = w.regs.row32(inst.imm as Row);
+    // the usual case: each lane names those that are here
+    if (0..LANES).fold(0, |differ, l| differ | (named[l] ^ mask) & (mask >> l & 1).wrapping_neg()) == 0 {
+        return Ok(());
+    }
     for lane in lanes(mask) {
         let thread = w.id * 32 + lane as u32;
         if named[lane] >> lane & 1 == 0 {
@@ -42,15 +47,15 @@ pub(super) fn converged(b: &Block<'_>, w: &Warp, inst: &Inst, mask: u32) -> Chec
     Ok(())
 }
 
+#[inline(always)]
 pub(super) fn shuffle(b: &Block<'_>, w: &mut Warp, inst: &Inst, mode: Shfl, sync: bool, mask: u32) -> Check {
     if sync {
         converged(b, w, inst, mask)?;
     }
     let value = *w.regs.row32(inst.a);
     let (amount, clamp) = (*w.regs.row32(inst.b), *w.regs.row32(inst.c));
-    let mut out = value;
-    let mut inside = 0u32;
-    for lane in lanes(mask) {
+    let (mut out, mut sources, mut inside) = (value, [0; LANES], 0u32);
+    for lane in 0..LANES {
         // Source: the pseudo-code of shfl in the PTX ISA.
         let bound = clamp[lane] & 31;
         let segment = clamp[lane] >> 8 & 31;
@@ -63,18 +68,19 @@ pub(super) fn shuffle(b: &Block<'_>, w: &mut Warp, inst: &Inst, mode: Shfl, sync
             Shfl::Bfly => (l ^ n, l ^ n <= most),
             Shfl::Idx => (least | (n & !segment), least | (n & !segment) <= most),
         };
-        let source = if ok { source } else { l } as usize % LANES;
+        sources[lane] = if ok { source } else { l } % LANES as u32;
         inside |= (ok as u32) << lane;
-        if mask >> source & 1 == 0 && b.job.config.checks.convergence {
-            let message = format!("lane {lane} reads lane {source}, which is not active");
-            return Err(b.finding(FindingKind::ShuffleInactive, inst.line, w.id * 32 + l, message));
-        }
-        out[lane] = value[source];
+        out[lane] = value[sources[lane] as usize];
     }
-    let d = w.regs.row32_mut(inst.d);
-    for lane in lanes(mask) {
-        d[lane] = out[lane];
+    if b.job.config.checks.convergence
+        && mask != FULL
+        && let Some(lane) = lanes(mask).find(|&lane| mask >> sources[lane] & 1 == 0)
+    {
+        let message = format!("lane {lane} reads lane {}, which is not active", sources[lane]);
+        let thread = w.id * 32 + lane as u32;
+        return Err(b.finding(FindingKind::ShuffleInactive, inst.line, thread, message));
     }
+    u32::store(&mut w.regs, inst.d, &out, mask);
     if inst.e != NONE {
         w.regs.set_pred(inst.e, inside, mask);
     }

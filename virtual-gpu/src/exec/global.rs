@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::block::{Block, Check};
 use super::global_races::{Conflict, Party};
-use super::lane::{What, fault, misaligned};
-use super::regs::LANES;
-use super::traffic;
-use super::warp::{Warp, lanes};
+use super::lane::{What, extend, fault, misaligned, set, uninitialized, value};
+use super::regs::{LANES, each, lanes};
+use super::shape::Facts;
+use super::warp::Warp;
 use crate::finding::{Finding, FindingKind};
+use crate::memory::Allocation;
+use crate::ptx::inst::{Access, Row};
 
 #[cold]
 fn outside(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Box<Finding> {
@@ -59,6 +61,197 @@ pub(super) fn global(
         return Err(outside(b, w, what, lane, at));
     }
     Ok((a.host(at), a.shadow(at)))
+}
+
+/// The allocation that has all addresses of an access, if there is one: it is the block's last one then.
+#[inline(always)]
+fn whole<'j>(b: &mut Block<'j>, low: u64, facts: &Facts) -> Option<&'j Allocation> {
+    let live = &b.job.snapshot.live;
+    if !facts.aligned {
+        return None;
+    }
+    if !live.get(b.last_allocation).is_some_and(|a| a.contains(low, facts.span)) {
+        b.last_allocation = b.job.snapshot.find(low)?;
+    }
+    let a = &live[b.last_allocation];
+    (a.contains(low, facts.span) && a.is_live()).then_some(&**a)
+}
+
+#[inline(always)]
+pub(super) fn load(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    (rows, a): (&[Row], Access),
+    what: What,
+    at: &[u64; LANES],
+    mask: u32,
+    facts: &Facts,
+) -> Check {
+    match load_at_once(b, w, (rows, a), what, at, mask, facts) {
+        true => Ok(()),
+        false => load_by_lane(b, w, (rows, a), what, at, mask),
+    }
+}
+
+/// A load by all lanes at once. False if a lane may have a finding, or if it reads what other devices may write: then nothing
+/// has been loaded.
+#[inline(always)]
+fn load_at_once(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    (rows, a): (&[Row], Access),
+    what: What,
+    at: &[u64; LANES],
+    mask: u32,
+    facts: &Facts,
+) -> bool {
+    let low = facts.low(at, mask);
+    let Some(allocation) = whole(b, low, facts) else { return false };
+    if b.job.unordered.is_some() || b.job.remote.is_some() {
+        return false;
+    }
+    if let Some(shadow) = allocation.shadow(low) {
+        let mut known = true;
+        // SAFETY: `whole` found all addresses, and that they are aligned, and the shadow is aligned as the data.
+        each(facts.last, |l| known &= unsafe { written(shadow.add((at[l] - low) as usize), what.bytes) });
+        if !known {
+            return false;
+        }
+    }
+    if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose)
+        && let Some(watched) = races.reads(b.last_allocation, allocation, global_party(b, w, what.line))
+        && !lanes(mask).all(|l| watched.read(at[l], what.bytes).is_none())
+    {
+        return false;
+    }
+    let data = allocation.host(low);
+    for (k, &row) in rows.iter().enumerate() {
+        let data = data.wrapping_add(k * a.size as usize);
+        // SAFETY: `whole` found all addresses, and that they are aligned; element k is inside the access.
+        let element = |l: usize, size| unsafe { get(data.add((at[l] - low) as usize), size) };
+        match (a.size, a.wide) {
+            (4, false) => {
+                let d = w.regs.row32_mut(row);
+                each(mask, |l| d[l] = element(l, 4) as u32);
+            }
+            (8, true) => {
+                let d = w.regs.row64_mut(row);
+                each(mask, |l| d[l] = element(l, 8));
+            }
+            _ => {
+                for l in lanes(mask) {
+                    set(w, a.wide, row, l, extend(element(l, a.size), a));
+                }
+            }
+        }
+    }
+    true
+}
+
+/// One lane after the other, with the finding of the first that makes one.
+#[inline(never)]
+fn load_by_lane(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    (rows, a): (&[Row], Access),
+    what: What,
+    at: &[u64; LANES],
+    mask: u32,
+) -> Check {
+    let bytes = what.bytes;
+    for l in lanes(mask) {
+        let (p, shadow) = global(b, w, what, l, at[l])?;
+        // SAFETY: `global` checked bounds and alignment; the shadow is aligned as the data.
+        let known = shadow.is_none_or(|s| unsafe { written(s, bytes) });
+        if !known {
+            return Err(uninitialized(b, w, what, l, "global", at[l]));
+        }
+        if let (Some(not_yet), Some(s)) = (&b.job.unordered, shadow) {
+            // SAFETY: the access was located, so the shadow has `bytes` bytes from `s` on; one is read after the other.
+            let early = |i| not_yet[unsafe { get(s.add(i), 1) } as usize];
+            if (0..bytes as usize).any(early) {
+                return Err(unordered(b, w, what, l, at[l]));
+            }
+        }
+        if let Some(remote) = &b.job.remote
+            && (b.job.memory.foreign(at[l]).is_some() || crate::memory::device_of(at[l]).is_none())
+        {
+            remote.note(at[l], bytes.into());
+        }
+        if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose) {
+            let n = b.last_allocation;
+            let watched = races.reads(n, &b.job.snapshot.live[n], global_party(b, w, what.line));
+            let conflict = watched.and_then(|watched| watched.read(at[l], bytes));
+            no_global_race(b, w, what, l, at[l], conflict)?;
+        }
+        for (k, &row) in rows.iter().enumerate() {
+            // SAFETY: the access was located, so its bytes from `p` on are inside the allocation, and element k is one of them.
+            let v = unsafe { get(p.add(k * a.size as usize), a.size) };
+            set(w, a.wide, row, l, extend(v, a));
+        }
+    }
+    Ok(())
+}
+
+#[inline(always)]
+pub(super) fn store(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    (rows, a): (&[Row], Access),
+    what: What,
+    at: &[u64; LANES],
+    mask: u32,
+    facts: &Facts,
+) -> Check {
+    let low = facts.low(at, mask);
+    match whole(b, low, facts) {
+        Some(allocation) => store_at_once(b, w, (rows, a), what, at, mask, (low, allocation)),
+        None => {
+            for l in lanes(mask) {
+                global(b, w, what, l, at[l])?;
+                let allocation = &b.job.snapshot.live[b.last_allocation];
+                store_at_once(b, w, (rows, a), what, at, 1 << l, (at[l], allocation))?;
+            }
+            Ok(())
+        }
+    }
+}
+/// A store by lanes whose addresses are aligned and in an allocation, with the lowest address and that allocation.
+#[inline(always)]
+fn store_at_once(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    (rows, a): (&[Row], Access),
+    what: What,
+    at: &[u64; LANES],
+    mask: u32,
+    (low, allocation): (u64, &Allocation),
+) -> Check {
+    let (data, shadow) = (allocation.host(low), allocation.shadow(low));
+    let job = b.job;
+    let races = job.global_races.as_ref().filter(|_| !what.loose);
+    let watched = races.map(|r| r.writes(b.last_allocation, allocation, global_party(b, w, what.line)));
+    for l in lanes(mask) {
+        let from = (at[l] - low) as usize;
+        let p = data.wrapping_add(from);
+        if let Some(watched) = watched {
+            let differs = rows.iter().enumerate().any(|(k, &row)| {
+                // SAFETY: the lane's bytes are inside the allocation, and aligned; element k is inside the access.
+                let old = unsafe { get(p.add(k * a.size as usize), a.size) };
+                old != value(w, a.wide, row, l) & (u64::MAX >> (64 - 8 * u32::from(a.size)))
+            });
+            no_global_race(b, w, what, l, at[l], watched.write(at[l], what.bytes, differs))?;
+        }
+        for (k, &row) in rows.iter().enumerate() {
+            // SAFETY: the lane's bytes are inside the allocation, and aligned; element k is inside the access.
+            unsafe { put(p.add(k * a.size as usize), a.size, value(w, a.wide, row, l)) };
+        }
+        if let Some(s) = shadow {
+            // SAFETY: the shadow has the data's size and alignment.
+            unsafe { mark(s.add(from), what.bytes, job.writer) };
+        }
+    }
+    Ok(())
 }
 
 /// # Safety
@@ -164,17 +357,34 @@ fn global_race(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64, c: Con
     fault(b, w, what, lane, FindingKind::GlobalRace, place)
 }
 
-#[inline]
-pub(super) fn count_global(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, load: bool) {
+#[inline(always)]
+pub(super) fn count_global(
+    b: &mut Block<'_>,
+    at: &[u64; LANES],
+    mask: u32,
+    bytes: u32,
+    load: bool,
+    facts: &Facts,
+) {
     if b.job.config.traffic {
         let t = if load { &mut b.counters.global_loads } else { &mut b.counters.global_stores };
-        t.count(traffic::sectors(at, mask, bytes), mask, bytes);
-        footprint(b, at, mask);
+        t.count(facts.units, mask, bytes);
+        footprint(b, at, mask, facts);
     }
 }
 
-#[inline]
-pub(super) fn footprint(b: &mut Block<'_>, at: &[u64; LANES], mask: u32) {
+#[inline(always)]
+pub(super) fn footprint(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, facts: &Facts) {
+    let low = facts.low(at, mask);
+    let one = b.job.snapshot.live.get(b.last_allocation).is_some_and(|a| a.contains(low, facts.span));
+    match one && facts.sector_bits != 0 {
+        true => b.counters.distinct_sectors += b.job.touch(b.last_allocation, low, facts.sector_bits),
+        false => footprint_by_lane(b, at, mask),
+    }
+}
+
+#[inline(never)]
+fn footprint_by_lane(b: &mut Block<'_>, at: &[u64; LANES], mask: u32) {
     let mut last = u64::MAX;
     for l in lanes(mask) {
         if at[l] >> 5 == last {
@@ -185,6 +395,6 @@ pub(super) fn footprint(b: &mut Block<'_>, at: &[u64; LANES], mask: u32) {
             let Some(n) = b.job.snapshot.find(at[l]) else { continue };
             b.last_allocation = n;
         }
-        b.counters.distinct_sectors += b.job.touch(b.last_allocation, at[l]) as u64;
+        b.counters.distinct_sectors += b.job.touch(b.last_allocation, at[l], 1);
     }
 }

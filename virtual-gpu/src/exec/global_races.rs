@@ -84,60 +84,23 @@ impl GlobalRaces {
         self.fences[block as usize].load(Ordering::Relaxed).into()
     }
 
-    fn range(&self, a: &Allocation, at: u64, bytes: u32) -> std::ops::RangeInclusive<usize> {
-        let cell = |at: u64| ((at >> self.shift) - (a.base >> self.shift)) as usize;
-        cell(at)..=cell(at + u64::from(bytes) - 1)
-    }
-
-    /// A read of allocation `n`.
-    pub fn read(&self, n: usize, a: &Allocation, at: u64, bytes: u32, by: Party<'_>) -> Option<Conflict> {
+    /// For reads of allocation `n`; `None` if the launch has not written to it.
+    #[inline(always)]
+    pub fn reads<'a>(&'a self, n: usize, a: &Allocation, by: Party<'a>) -> Option<Watched<'a>> {
         let cells = self.cells[n].get()?;
-        let now = self.word(by);
-        for cell in &cells[self.range(a, at, bytes)] {
-            let before = cell.read.load(Ordering::Relaxed);
-            let block = before >> (64 - BLOCK);
-            let word = if block == 0 || block == by.block + 1 { now } else { now | SEVERAL << (64 - BLOCK) };
-            if word != before {
-                cell.read.store(word, Ordering::Relaxed);
-            }
-            if let Some(conflict) = self.conflict(cell.write.load(Ordering::Relaxed), by, true) {
-                return Some(conflict);
-            }
-        }
-        None
+        Some(Watched { races: self, cells, base: a.base >> self.shift, now: self.word(by), by })
     }
 
-    /// A write to allocation `n`. `differs`: the bytes there differ from those about to be written.
-    pub fn write(
-        &self,
-        n: usize,
-        a: &Allocation,
-        at: u64,
-        bytes: u32,
-        by: Party<'_>,
-        differs: bool,
-    ) -> Option<Conflict> {
+    /// For writes to allocation `n`.
+    #[inline(always)]
+    pub fn writes<'a>(&'a self, n: usize, a: &Allocation, by: Party<'a>) -> Watched<'a> {
+        let base = a.base >> self.shift;
         let cells = self.cells[n].get_or_init(|| {
-            let cells = Box::new_zeroed_slice(
-                1 + (((a.base + a.size) >> self.shift) - (a.base >> self.shift)) as usize,
-            );
+            let cells = Box::new_zeroed_slice(1 + (((a.base + a.size) >> self.shift) - base) as usize);
             // SAFETY: zero is a value of an atomic number.
             unsafe { cells.assume_init() }
         });
-        let now = self.word(by);
-        for cell in &cells[self.range(a, at, bytes)] {
-            let before = cell.write.load(Ordering::Relaxed);
-            cell.write.store(now, Ordering::Relaxed);
-            if !differs {
-                continue;
-            }
-            let read = cell.read.load(Ordering::Relaxed);
-            if let Some(conflict) = self.conflict(before, by, true).or_else(|| self.conflict(read, by, false))
-            {
-                return Some(conflict);
-            }
-        }
-        None
+        Watched { races: self, cells, base, now: self.word(by), by }
     }
 
     fn word(&self, by: Party<'_>) -> u64 {
@@ -150,7 +113,16 @@ impl GlobalRaces {
     }
 
     /// Whether an access that was not ordered before this one left the word in a cell.
+    #[inline(always)]
     fn conflict(&self, word: u64, by: Party<'_>, is_write: bool) -> Option<Conflict> {
+        let own = (by.block + 1) << WARP | by.warp as u64;
+        if word == 0 || word >> (64 - BLOCK - WARP) == own {
+            return None;
+        }
+        self.conflict_with_other(word, by, is_write)
+    }
+
+    fn conflict_with_other(&self, word: u64, by: Party<'_>, is_write: bool) -> Option<Conflict> {
         let field = |from: u32, bits: u32| word >> from & ((1 << bits) - 1);
         let block = field(64 - BLOCK, BLOCK);
         if block == 0 {
@@ -171,5 +143,62 @@ impl GlobalRaces {
         }
         let line = field(0, LINE).checked_sub(1).map(|line| line as u32 + self.first_line);
         Some(Conflict { is_write, block: (block != SEVERAL).then(|| block - 1), warp, line })
+    }
+}
+
+/// The cells of an allocation, and a party that accesses them.
+#[derive(Clone, Copy)]
+pub(super) struct Watched<'a> {
+    races: &'a GlobalRaces,
+    cells: &'a [Cell],
+    /// The number of the first cell.
+    base: u64,
+    /// What the party leaves in a cell.
+    now: u64,
+    by: Party<'a>,
+}
+
+impl<'a> Watched<'a> {
+    #[inline(always)]
+    fn range(&self, at: u64, bytes: u32) -> &'a [Cell] {
+        let cell = |at: u64| ((at >> self.races.shift) - self.base) as usize;
+        &self.cells[cell(at)..=cell(at + u64::from(bytes) - 1)]
+    }
+
+    #[inline(always)]
+    pub fn read(&self, at: u64, bytes: u32) -> Option<Conflict> {
+        for cell in self.range(at, bytes) {
+            let before = cell.read.load(Ordering::Relaxed);
+            let block = before >> (64 - BLOCK);
+            let is_first = block == 0 || block == self.by.block + 1;
+            let word = if is_first { self.now } else { self.now | SEVERAL << (64 - BLOCK) };
+            if word != before {
+                cell.read.store(word, Ordering::Relaxed);
+            }
+            let conflict = self.races.conflict(cell.write.load(Ordering::Relaxed), self.by, true);
+            if conflict.is_some() {
+                return conflict;
+            }
+        }
+        None
+    }
+
+    /// `differs`: the bytes there differ from those about to be written.
+    #[inline(always)]
+    pub fn write(&self, at: u64, bytes: u32, differs: bool) -> Option<Conflict> {
+        for cell in self.range(at, bytes) {
+            let before = cell.write.load(Ordering::Relaxed);
+            cell.write.store(self.now, Ordering::Relaxed);
+            if !differs {
+                continue;
+            }
+            let read = cell.read.load(Ordering::Relaxed);
+            let conflict = self.races.conflict(before, self.by, true);
+            let conflict = conflict.or_else(|| self.races.conflict(read, self.by, false));
+            if conflict.is_some() {
+                return conflict;
+            }
+        }
+        None
     }
 }

@@ -19,10 +19,14 @@ pub(super) const PRINT_LIMIT: usize = 1 << 20;
 /// A running launch: the state that all its blocks share.
 pub(super) struct Job<'a> {
     pub functions: &'a [Function],
-    /// For PTX with lines: where the code of each function begins if all follow each other, and how long it is in all.
-    pub code: Option<(Vec<usize>, usize)>,
+    /// The number of each function's first instruction: all are numbered one after the other.
+    pub starts: Vec<usize>,
+    /// How many there are.
+    pub instructions: usize,
     pub kernel: &'a Kernel,
     pub lines: &'a Lines,
+    /// Whether the PTX has lines.
+    pub has_lines: bool,
     pub memory: &'a Memory,
     pub snapshot: Snapshot,
     pub config: &'a Config,
@@ -75,21 +79,31 @@ impl Job<'_> {
         self.grid.iter().map(|&n| n as u64).product()
     }
 
-    /// Notes that a sector of allocation `n` is touched; true the first time.
-    pub fn touch(&self, n: usize, address: u64) -> bool {
+    /// Notes that sectors of allocation `n` are touched: that of the address, and those after it for which `bits` has ones. How many
+    /// of them are touched the first time.
+    pub fn touch(&self, n: usize, address: u64, bits: u64) -> u64 {
         let a = &self.snapshot.live[n];
         let sector = (address >> 5) - (a.base >> 5);
-        let bits = self.touched[n].get_or_init(|| {
+        let touched = self.touched[n].get_or_init(|| {
             let words = (a.size / 32 + 2).div_ceil(64) as usize;
             (0..words).map(|_| AtomicU64::new(0)).collect()
         });
-        let Some(word) = bits.get((sector / 64) as usize) else { return false };
-        let bit = 1 << (sector % 64);
-        word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        let (word, shift) = ((sector / 64) as usize, sector % 64);
+        let mut new = 0;
+        for (word, bits) in [(word, bits << shift), (word + 1, bits >> 1 >> (63 - shift))] {
+            if bits == 0 {
+                continue;
+            }
+            let Some(word) = touched.get(word) else { continue };
+            if word.load(Ordering::Relaxed) & bits != bits {
+                new += (!word.fetch_or(bits, Ordering::Relaxed) & bits).count_ones();
+            }
+        }
+        new.into()
     }
 
     /// For each instruction of the module; none for PTX without lines.
     pub fn no_costs(&self) -> Vec<InstructionCost> {
-        vec![InstructionCost::default(); self.code.as_ref().map_or(0, |(_, length)| *length)]
+        vec![InstructionCost::default(); if self.has_lines { self.instructions } else { 0 }]
     }
 }

@@ -19,6 +19,7 @@ mod regs;
 mod remote_reads;
 mod schedule;
 mod scratch;
+mod shape;
 mod shared_arrays;
 mod step;
 mod traffic;
@@ -36,7 +37,6 @@ use alu::Fast;
 use block::Block;
 use global_races::GlobalRaces;
 use job::{Job, PRINT_LIMIT};
-use line_costs::InstructionCost;
 pub use line_costs::LineCost;
 pub(crate) use remote_reads::RemoteReads;
 use shared_arrays::SharedArrays;
@@ -307,15 +307,11 @@ impl<'a> Job<'a> {
         }
         let mut job = Self {
             functions: &loaded.module.functions,
-            code: loaded.module.has_lines().then(|| {
-                let mut starts = vec![0];
-                starts.extend(loaded.module.functions.iter().scan(0, |end, f| {
-                    *end += f.code.len();
-                    Some(*end)
-                }));
-                let length = starts.pop().unwrap_or(0);
-                (starts, length)
-            }),
+            instructions: loaded.module.functions.iter().map(|f| f.code.len()).sum(),
+            starts: (loaded.module.functions.iter())
+                .scan(0, |end, f| Some(std::mem::replace(end, *end + f.code.len())))
+                .collect(),
+            has_lines: loaded.module.has_lines(),
             kernel,
             lines: &loaded.module.lines,
             memory: &gpu.memory,
@@ -367,8 +363,6 @@ impl<'a> Job<'a> {
         // Own threads instead of a shared pool: a launch may come from inside a pool's job, and waiting there
         // would let that thread start another job that launches while this launch holds the device.
         // The first block runs alone; its cost decides how many threads are worth starting.
-        let mut counters = Counters::default();
-        let mut costs = self.no_costs();
         let (blocks, limit) = (self.blocks(), self.config.launch_limit);
         if blocks.saturating_mul(Config::BLOCK_COST) > limit {
             let message = format!(
@@ -377,24 +371,29 @@ impl<'a> Job<'a> {
             );
             return Err(Finding::new(FindingKind::Timeout, &self.kernel.name, message));
         }
+        let mut runner = Block::new(self);
         let workers = if self.cooperative {
             blocks // each of them with a thread of its own, so that it may wait for any other
         } else {
-            self.work(1, &mut counters, &mut costs);
+            self.work(&mut runner, 1);
             let rest = blocks - 1;
-            (self.config.threads as u64).min(rest).min(1 + rest.saturating_mul(counters.warp_total()) / 4096)
+            (self.config.threads as u64)
+                .min(rest)
+                .min(1 + rest.saturating_mul(runner.counters.warp_total()) / 4096)
         };
         if workers <= 1 {
-            self.work(u64::MAX, &mut counters, &mut costs);
-        } else {
+            self.work(&mut runner, u64::MAX);
+        }
+        let Block { mut counters, mut costs, .. } = runner;
+        if workers > 1 {
             let parts = std::thread::scope(|s| {
                 let job = &*self;
                 let handles: Vec<_> = (0..workers)
                     .map(|_| {
                         s.spawn(move || {
-                            let (mut counters, mut costs) = (Counters::default(), job.no_costs());
-                            job.work(u64::MAX, &mut counters, &mut costs);
-                            (counters, costs)
+                            let mut runner = Block::new(job);
+                            job.work(&mut runner, u64::MAX);
+                            (runner.counters, runner.costs)
                         })
                     })
                     .collect();
@@ -421,8 +420,7 @@ impl<'a> Job<'a> {
 
     /// Takes up to `limit` blocks in order and runs them. In order, so that a block which waits for an
     /// earlier one (a chain through global memory) always finds it running or done.
-    fn work(&self, limit: u64, counters: &mut Counters, costs: &mut [InstructionCost]) {
-        let mut runner = Block::new(self);
+    fn work<'j>(&'j self, runner: &mut Block<'j>, limit: u64) {
         for _ in 0..limit {
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -439,7 +437,5 @@ impl<'a> Job<'a> {
                 }
             }
         }
-        *counters += &runner.counters;
-        costs.iter_mut().zip(&runner.costs).for_each(|(sum, cost)| *sum += *cost);
     }
 }

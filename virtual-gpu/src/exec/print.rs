@@ -5,8 +5,9 @@
 use super::block::{Block, Check};
 use super::global::{get, global};
 use super::lane::What;
+use super::regs::lanes;
 use super::scratch::{LOCAL, SHARED, bytes_at, checked, place};
-use super::warp::{Warp, lanes};
+use super::warp::Warp;
 use crate::finding::FindingKind;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::ptx::inst::{CallSite, Inst, Value};

@@ -5,26 +5,34 @@
 //! warp in lockstep, which compilers do not know: if it is not to be relied on, a lane that reads what another wrote needs a warp
 //! barrier. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per thread and with the readers of one epoch as a bit mask.
 
+use super::regs::{LANES, lanes};
+
 /// `clock[w]`: the latest step of warp w that is known to happen before.
 pub(super) type VectorClock = [u32; 32];
 
+/// The last write to a cell.
 #[derive(Clone, Copy, Default)]
-struct Cell {
-    write_clock: u32,
-    write_line: u32,
+struct Write {
+    clock: u32,
+    line: u32,
     /// Instruction count of the writing warp.
-    write_step: u32,
-    write_thread: u16,
-    write_warp: u8,
-    write_atomic: bool,
-    /// Atomic or volatile.
-    write_loose: bool,
+    step: u32,
     /// Warp barriers that the writing warp had passed.
-    write_sync: u32,
-    read_clock: u32,
-    read_warps: u32,
-    read_line: u32,
-    read_thread: u16,
+    sync: u32,
+    thread: u16,
+    warp: u8,
+    atomic: bool,
+    /// Atomic or volatile.
+    loose: bool,
+}
+
+/// The reads of a cell with the highest clock, and the last one.
+#[derive(Clone, Copy, Default)]
+struct Read {
+    clock: u32,
+    warps: u32,
+    line: u32,
+    thread: u32,
 }
 
 /// The other party of a race.
@@ -60,11 +68,14 @@ pub(super) struct Party<'a> {
     /// Atomic or volatile.
     pub loose: bool,
     pub clock: &'a VectorClock,
+    /// At most the clock of each other warp of the block.
+    pub floor: u32,
 }
 
 #[derive(Default)]
 pub(super) struct Races {
-    cells: Vec<Cell>,
+    writes: Vec<Write>,
+    reads: Vec<Read>,
     shift: u32,
     /// Whether lanes of a warp may rely on lockstep.
     lockstep: bool,
@@ -74,8 +85,11 @@ impl Races {
     pub fn reset(&mut self, bytes: usize, granule: u8, lockstep: bool) {
         self.lockstep = lockstep;
         self.shift = granule.trailing_zeros();
-        self.cells.clear();
-        self.cells.resize(bytes.div_ceil(granule as usize), Cell::default());
+        let cells = bytes.div_ceil(granule as usize);
+        self.writes.clear();
+        self.writes.resize(cells, Write::default());
+        self.reads.clear();
+        self.reads.resize(cells, Read::default());
     }
 
     fn range(&self, at: usize, bytes: usize) -> std::ops::RangeInclusive<usize> {
@@ -84,27 +98,60 @@ impl Races {
 
     pub fn read(&mut self, at: usize, bytes: usize, p: Party<'_>) -> Option<Conflict> {
         for n in self.range(at, bytes) {
-            let c = &mut self.cells[n];
-            if c.write_clock > p.clock[c.write_warp as usize] && c.write_warp as usize != p.warp {
-                return Some(Conflict::Wrote { thread: c.write_thread, line: c.write_line });
+            let w = &self.writes[n];
+            if w.clock > p.clock[w.warp as usize] && w.warp as usize != p.warp {
+                return Some(Conflict::Wrote { thread: w.thread, line: w.line });
             }
             let now = p.clock[p.warp];
-            let is_of_warp =
-                c.write_warp as usize == p.warp && c.write_clock == now && c.write_sync == p.sync;
-            if !self.lockstep && is_of_warp && c.write_thread != p.thread && !c.write_loose && !p.loose {
-                return Some(Conflict::WroteInWarp { thread: c.write_thread, line: c.write_line });
+            let is_of_warp = w.warp as usize == p.warp && w.clock == now && w.sync == p.sync;
+            if !self.lockstep && is_of_warp && w.thread != p.thread && !w.loose && !p.loose {
+                return Some(Conflict::WroteInWarp { thread: w.thread, line: w.line });
             }
-            if now > c.read_clock {
-                c.read_clock = now;
-                c.read_warps = 0;
-            }
-            if now == c.read_clock {
-                c.read_warps |= 1 << p.warp;
-            }
-            c.read_thread = p.thread;
-            c.read_line = p.line;
+            self.reads[n].note(now, p);
         }
         None
+    }
+
+    /// [`Self::read`] by each lane of a warp whose last lane at an address is in `last`, `p` being its first thread. False if a
+    /// lane has to be looked at: each may be read again.
+    #[inline(always)]
+    pub fn read_all(&mut self, at: &[u64; LANES], last: u32, bytes: usize, p: Party<'_>) -> bool {
+        let now = p.clock[p.warp];
+        if !self.lockstep {
+            return false;
+        }
+        for l in lanes(last) {
+            let range = self.range(at[l] as usize, bytes);
+            let p = Party { thread: p.thread + l as u16, ..p };
+            for (w, r) in self.writes[range.clone()].iter().zip(&mut self.reads[range]) {
+                if w.clock > p.floor && w.warp as usize != p.warp {
+                    return false;
+                }
+                r.note(now, p);
+            }
+        }
+        true
+    }
+
+    /// [`Self::write`] by each lane of `mask`, all to different cells, as [`Self::read_all`]. Nothing is noted if it is false.
+    #[inline(always)]
+    pub fn write_all(&mut self, at: &[u64; LANES], mask: u32, bytes: usize, p: Party<'_>) -> bool {
+        for l in lanes(mask) {
+            let range = self.range(at[l] as usize, bytes);
+            for (w, r) in self.writes[range.clone()].iter().zip(&self.reads[range]) {
+                let is_after_write = w.clock <= p.floor || w.warp as usize == p.warp;
+                let is_after_reads = r.clock <= p.floor || r.warps & !(1 << p.warp) == 0;
+                if !is_after_write || !is_after_reads {
+                    return false;
+                }
+            }
+        }
+        for l in lanes(mask) {
+            let range = self.range(at[l] as usize, bytes);
+            let p = Party { thread: p.thread + l as u16, ..p };
+            self.writes[range].fill(Write::by(p, false, p.loose));
+        }
+        true
     }
 
     /// `differs`: the bytes already there differ from those about to be written.
@@ -117,39 +164,43 @@ impl Races {
         differs: bool,
     ) -> Option<Conflict> {
         for n in self.range(at, bytes) {
-            let c = &mut self.cells[n];
-            let other = c.write_warp as usize != p.warp;
-            let same_instruction =
-                !other && c.write_step == p.step && c.write_clock != 0 && differs && !atomic;
-            let unordered =
-                other && c.write_clock > p.clock[c.write_warp as usize] && !(atomic && c.write_atomic);
+            let (w, r) = (&mut self.writes[n], &self.reads[n]);
+            let other = w.warp as usize != p.warp;
+            let same_instruction = !other && w.step == p.step && w.clock != 0 && differs && !atomic;
+            let unordered = other && w.clock > p.clock[w.warp as usize] && !(atomic && w.atomic);
             if same_instruction || unordered {
-                return Some(Conflict::Wrote { thread: c.write_thread, line: c.write_line });
+                return Some(Conflict::Wrote { thread: w.thread, line: w.line });
             }
-            let mut readers = c.read_warps; // the own warp's reads are in its clock
-            while readers != 0 {
-                let w = readers.trailing_zeros() as usize;
-                readers &= readers - 1;
-                if c.read_clock > p.clock[w] {
-                    return Some(match c.read_thread as usize / 32 == w {
-                        true => Conflict::Read { thread: c.read_thread, line: c.read_line },
-                        false => Conflict::ReadBy { warp: w },
-                    });
-                }
+            // the own warp's reads are in its clock
+            if let Some(warp) = lanes(r.warps).find(|&warp| r.clock > p.clock[warp]) {
+                return Some(match r.thread as usize / 32 == warp {
+                    true => Conflict::Read { thread: r.thread as u16, line: r.line },
+                    false => Conflict::ReadBy { warp },
+                });
             }
-            *c = Cell {
-                write_clock: p.clock[p.warp],
-                write_line: p.line,
-                write_step: p.step,
-                write_thread: p.thread,
-                write_warp: p.warp as u8,
-                write_atomic: atomic,
-                // lanes that store the same value with one instruction have it themselves
-                write_loose: p.loose || !other && c.write_step == p.step && c.write_clock != 0,
-                write_sync: p.sync,
-                ..*c
-            };
+            // lanes that store the same value with one instruction have it themselves
+            let loose = p.loose || !other && w.step == p.step && w.clock != 0;
+            *w = Write::by(p, atomic, loose);
         }
         None
+    }
+}
+
+impl Write {
+    #[inline(always)]
+    fn by(p: Party<'_>, atomic: bool, loose: bool) -> Self {
+        let Party { thread, line, step, sync, .. } = p;
+        Self { clock: p.clock[p.warp], line, step, sync, thread, warp: p.warp as u8, atomic, loose }
+    }
+}
+
+impl Read {
+    /// A read at the clock `now`.
+    #[inline(always)]
+    fn note(&mut self, now: u32, p: Party<'_>) {
+        let (clock, warps) = (self.clock, self.warps);
+        let own = if now < clock { 0 } else { 1 << p.warp };
+        let others = if now > clock { 0 } else { warps };
+        *self = Self { clock: clock.max(now), warps: own | others, line: p.line, thread: p.thread.into() };
     }
 }

@@ -165,3 +165,31 @@ pub(crate) fn test2<A: Scalar>(r: &Regs, a: Row, b: Row, f: impl Fn(A, A) -> boo
     }
     out
 }
+
+/// The set bits of a lane mask.
+#[inline]
+pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        if rest == 0 {
+            return None;
+        }
+        let l = rest.trailing_zeros() as usize;
+        rest &= rest - 1;
+        Some(l)
+    })
+}
+
+/// Calls `f` for the set bits of a lane mask; without branches if all are.
+#[inline(always)]
+pub(crate) fn each(mask: u32, mut f: impl FnMut(usize)) {
+    if mask == FULL {
+        for l in 0..LANES {
+            f(l);
+        }
+    } else {
+        for l in lanes(mask) {
+            f(l);
+        }
+    }
+}

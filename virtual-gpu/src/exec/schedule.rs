@@ -190,6 +190,7 @@ impl Block<'_> {
 
     fn open(&mut self, id: usize, warps: &mut [Warp]) {
         let mut clock = self.barriers[id].clock;
+        let count_of_warps = warps.len();
         let (mut count, mut all, mut any) = (0, true, false);
         for w in warps.iter() {
             let Some(wait) = w.waiting.filter(|x| x.barrier == id) else { continue };
@@ -204,8 +205,7 @@ impl Block<'_> {
         for w in warps.iter_mut() {
             let Some(wait) = w.waiting.filter(|x| x.barrier == id) else { continue };
             w.waiting = None;
-            w.clock = clock;
-            w.clock[w.id as usize] += 1;
+            w.pass(&clock, count_of_warps);
             match wait.red {
                 BarRed::None => {}
                 BarRed::Popc => w.regs.row32_mut(wait.dst).fill(count),

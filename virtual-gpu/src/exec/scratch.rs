@@ -3,9 +3,9 @@
 use super::block::{Block, Check};
 use super::lane::{What, extend, fault, misaligned, set, uninitialized, value};
 use super::races::{Conflict, Party};
-use super::regs::LANES;
-use super::traffic;
-use super::warp::{Warp, lanes};
+use super::regs::{LANES, each, lanes};
+use super::shape::Facts;
+use super::warp::Warp;
 use crate::finding::{Finding, FindingKind};
 use crate::ptx::inst::*;
 
@@ -100,7 +100,78 @@ pub(super) fn set_bytes(memory: &mut [u8], at: usize, size: u8, v: u64) {
     }
 }
 
+#[inline(always)]
 pub(super) fn load<const SPACE: bool>(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    (rows, a): (&[Row], Access),
+    what: What,
+    at: &[u64; LANES],
+    mask: u32,
+    facts: &Facts,
+) -> Check {
+    if SPACE == SHARED && shared_load(b, w, (rows, a), what, at, mask, facts) {
+        count::<SPACE>(b, facts, mask, what.bytes, true);
+        return Ok(());
+    }
+    load_by_lane::<SPACE>(b, w, rows, a, what, at, mask)?;
+    count::<SPACE>(b, facts, mask, what.bytes, true);
+    Ok(())
+}
+
+/// A load by all lanes at once. False if a lane may have a finding: then nothing has been loaded.
+#[inline(always)]
+fn shared_load(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    (rows, a): (&[Row], Access),
+    what: What,
+    at: &[u64; LANES],
+    mask: u32,
+    facts: &Facts,
+) -> bool {
+    let n = what.bytes as usize;
+    let low = facts.low(at, mask);
+    if !facts.aligned || !b.job.shared_arrays.has(low, facts.span) {
+        return false;
+    }
+    let (low, end) = (low as usize, (low + facts.span) as usize);
+    if !b.shared_written.is_empty() {
+        let written = match facts.last.count_ones() as usize * n == end - low {
+            true => b.shared_written[low..end].iter().fold(1, |all, written| all & written) == 1,
+            false => lanes(facts.last).all(|l| all_set(&b.shared_written[at[l] as usize..][..n])),
+        };
+        if !written {
+            return false;
+        }
+    }
+    if b.job.config.checks.races && !b.races.read_all(at, facts.last, n, party(w, what, 0)) {
+        return false;
+    }
+    for (k, &row) in rows.iter().enumerate() {
+        let memory = &b.shared[k * a.size as usize..end];
+        match (a.size, a.wide) {
+            (4, false) => {
+                let d = w.regs.row32_mut(row);
+                each(mask, |l| d[l] = bytes_at(memory, at[l] as usize, 4) as u32);
+            }
+            (8, true) => {
+                let d = w.regs.row64_mut(row);
+                each(mask, |l| d[l] = bytes_at(memory, at[l] as usize, 8));
+            }
+            _ => {
+                for l in lanes(mask) {
+                    set(w, a.wide, row, l, extend(bytes_at(memory, at[l] as usize, a.size), a));
+                }
+            }
+        }
+    }
+    true
+}
+
+/// One lane after the other, with the finding of the first that makes one.
+#[inline(never)]
+fn load_by_lane<const SPACE: bool>(
     b: &mut Block<'_>,
     w: &mut Warp,
     rows: &[Row],
@@ -121,11 +192,80 @@ pub(super) fn load<const SPACE: bool>(
             set(w, a.wide, row, l, extend(v, a));
         }
     }
-    count::<SPACE>(b, at, mask, what.bytes, true);
     Ok(())
 }
 
+#[inline(always)]
 pub(super) fn store<const SPACE: bool>(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    (rows, a): (&[Row], Access),
+    what: What,
+    at: &[u64; LANES],
+    mask: u32,
+    facts: &Facts,
+) -> Check {
+    if SPACE == LOCAL || !shared_store(b, w, (rows, a), what, at, mask, facts) {
+        store_by_lane::<SPACE>(b, w, rows, a, what, at, mask)?;
+    }
+    count::<SPACE>(b, facts, mask, what.bytes, false);
+    Ok(())
+}
+
+/// A store by all lanes at once. False if a lane may have a finding, or two store to the same place: then nothing has been stored.
+#[inline(always)]
+fn shared_store(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    (rows, a): (&[Row], Access),
+    what: What,
+    at: &[u64; LANES],
+    mask: u32,
+    facts: &Facts,
+) -> bool {
+    let n = what.bytes as usize;
+    let low = facts.low(at, mask);
+    if !facts.aligned || facts.last != mask || !b.job.shared_arrays.has(low, facts.span) {
+        return false;
+    }
+    if b.job.config.checks.races && !b.races.write_all(at, mask, n, party(w, what, 0)) {
+        return false;
+    }
+    for (k, &row) in rows.iter().enumerate() {
+        let memory = &mut b.shared[k * a.size as usize..(low + facts.span) as usize];
+        match (a.size, a.wide) {
+            (4, false) => {
+                let v = w.regs.row32(row);
+                each(mask, |l| set_bytes(memory, at[l] as usize, 4, v[l].into()));
+            }
+            _ => each(mask, |l| set_bytes(memory, at[l] as usize, a.size, value(w, a.wide, row, l))),
+        }
+    }
+    if !b.shared_written.is_empty() {
+        match mask.count_ones() as u64 * n as u64 == facts.span {
+            true => b.shared_written[low as usize..][..facts.span as usize].fill(1),
+            false => each(mask, |l| set_written(&mut b.shared_written, at[l] as usize, n)),
+        }
+    }
+    true
+}
+
+/// Notes that `n` bytes, as many as an access has, are written.
+#[inline(always)]
+fn set_written(written: &mut [u8], at: usize, n: usize) {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    match n {
+        16 => {
+            set_bytes(written, at, 8, ONES);
+            set_bytes(written, at + 8, 8, ONES);
+        }
+        n => set_bytes(written, at, n as u8, ONES),
+    }
+}
+
+/// As [`load_by_lane`].
+#[inline(never)]
+fn store_by_lane<const SPACE: bool>(
     b: &mut Block<'_>,
     w: &mut Warp,
     rows: &[Row],
@@ -155,7 +295,6 @@ pub(super) fn store<const SPACE: bool>(
             written[o..o + n].fill(1);
         }
     }
-    count::<SPACE>(b, at, mask, what.bytes, false);
     Ok(())
 }
 
@@ -169,6 +308,7 @@ pub(super) fn party<'w>(w: &'w Warp, what: What, lane: usize) -> Party<'w> {
         sync: w.sync,
         loose: what.loose,
         clock: &w.clock,
+        floor: w.floor,
     }
 }
 
@@ -206,14 +346,14 @@ fn race(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64, c: Conflict) 
     fault(b, w, what, lane, FindingKind::SharedRace, place)
 }
 
-fn count<const SPACE: bool>(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, load: bool) {
+#[inline(always)]
+fn count<const SPACE: bool>(b: &mut Block<'_>, facts: &Facts, mask: u32, bytes: u32, load: bool) {
     if SPACE == LOCAL {
         // The hardware interleaves local memory by word: equal addresses of 32 lanes are neighbours.
         b.counters.local.count(bytes.div_ceil(4) * 4, mask, bytes);
     } else if b.job.config.traffic {
-        let (waves, conflicts) = traffic::wavefronts(at, mask, bytes);
         let t = if load { &mut b.counters.shared_loads } else { &mut b.counters.shared_stores };
-        t.count(waves, mask, bytes);
-        b.counters.bank_conflicts += conflicts as u64;
+        t.count(facts.units, mask, bytes);
+        b.counters.bank_conflicts += facts.conflicts as u64;
     }
 }

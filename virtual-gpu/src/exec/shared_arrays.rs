@@ -61,6 +61,19 @@ impl SharedArrays {
         found.map_or(0, |at| self.offsets[at].1)
     }
 
+    /// Whether all these bytes are in one array, or there is but one.
+    #[inline(always)]
+    pub fn has(&self, at: u64, bytes: u64) -> bool {
+        let within = |from: usize, length: usize| {
+            let (from, length) = (from as u64, length as u64);
+            at >= from && at - from <= length && length - (at - from) >= bytes
+        };
+        match self.guard.is_empty() {
+            true => within(0, self.bytes),
+            false => self.arrays.iter().any(|&(from, length)| within(from, length)),
+        }
+    }
+
     /// The array beside the access, if that is outside of all. The access is inside the block's memory.
     #[inline(always)]
     pub fn beside(&self, at: usize, bytes: usize) -> Option<Beside> {

@@ -10,8 +10,8 @@ use super::block::{Block, Check};
 use super::exchange;
 use super::line_costs;
 use super::print;
-use super::regs::LANES;
-use super::warp::{Entry, Frame, Wait, Warp, lanes};
+use super::regs::{FULL, LANES, lanes, store_wide};
+use super::warp::{Entry, Frame, Wait, Warp};
 use crate::finding::FindingKind;
 use crate::ptx::SourceLine;
 use crate::ptx::inst::*;
@@ -48,18 +48,17 @@ impl Warp {
         grow(&mut r.r64, r.base64 + f.rows64 as usize);
         grow(&mut r.preds, r.base_pred + f.preds as usize);
         r.preds[r.base_pred] = 0;
-        for &(row, wide, init) in &f.inits {
-            let uniform = Block::uniform(init);
-            let first = b.init_value(init, self.id, 0, local_base as i64);
-            for lane in 0..LANES {
-                let v =
-                    if uniform { first } else { b.init_value(init, self.id, lane as u32, local_base as i64) };
-                if wide {
-                    r.row64_mut(row)[lane] = v;
-                } else {
-                    r.row32_mut(row)[lane] = v as u32;
-                }
-            }
+        // a warp of an earlier block has left what does not depend on the block
+        let is_entry = self.frames.is_empty();
+        let again = is_entry && self.entered;
+        self.entered |= is_entry;
+        for &(row, wide, init) in f.inits.iter().filter(|&&(.., init)| !again || Block::varies(init)) {
+            let value = |lane| b.init_value(init, self.id, lane, local_base as i64);
+            let values = match Block::uniform(init) {
+                true => [value(0); LANES],
+                false => std::array::from_fn(|lane| value(lane as u32)),
+            };
+            store_wide(&mut self.regs, row, wide, &values, FULL);
         }
         self.frames.push(Frame { function, floor: self.stack.len(), local_base, mask });
         self.stack.push(Entry { pc: 0, rpc: NOWHERE, mask });
@@ -144,7 +143,26 @@ impl Warp {
         lines.flat_map(|line| b.job.lines.find(line)).collect()
     }
 
+    /// On x86-64 the same code is compiled a second time for AVX2 and FMA.
     fn run_instructions(&mut self, b: &mut Block<'_>, quantum: u32) -> Check<Stop> {
+        #[cfg(target_arch = "x86_64")]
+        if b.job.fast.is_there() {
+            // SAFETY: `Fast::detect` saw the features on this CPU.
+            return unsafe { self.run_fast(b, quantum) };
+        }
+        self.run_any(b, quantum)
+    }
+
+    /// # Safety
+    /// The CPU has the features.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn run_fast(&mut self, b: &mut Block<'_>, quantum: u32) -> Check<Stop> {
+        self.run_any(b, quantum)
+    }
+
+    #[inline(always)]
+    fn run_any(&mut self, b: &mut Block<'_>, quantum: u32) -> Check<Stop> {
         let job = b.job;
         let mut left = quantum;
         'entry: loop {
@@ -167,8 +185,16 @@ impl Warp {
             }
             let f = &job.functions[frame.function as usize];
             let top = self.stack.len() - 1;
-            let costs = b.cost_start(frame.function);
+            let start = job.starts[frame.function as usize];
             loop {
+                let end = if rpc < pc { f.code.len() as u32 } else { rpc.min(f.code.len() as u32) };
+                let range = pc..end.min(pc.saturating_add(left));
+                let counts = (&mut b.counters, b.costs.get_mut(start..).unwrap_or_default());
+                let to = alu::run(job.fast, &mut self.regs, f, range, active, counts);
+                left -= to - pc;
+                b.steps += u64::from(to - pc);
+                self.step += to - pc;
+                pc = to;
                 if pc == rpc {
                     self.stack.pop();
                     continue 'entry;
@@ -182,7 +208,7 @@ impl Warp {
                 let mask = if inst.guard == NONE { active } else { active & self.regs.pred(inst.guard) };
                 b.steps += 1;
                 b.counters.warp_instructions[inst.class as usize] += 1;
-                if let Some(cost) = b.costs.get_mut(costs + pc as usize) {
+                if let Some(cost) = b.costs.get_mut(start + pc as usize) {
                     cost.warp_instructions += 1;
                 }
                 b.counters.thread_instructions[inst.class as usize] += mask.count_ones() as u64;
@@ -234,10 +260,12 @@ impl Warp {
                     }
                     Op::Ld(_) | Op::St(_) | Op::Atom { .. } if !b.costs.is_empty() => {
                         let before = line_costs::traffic(&b.counters);
-                        self.access(b, f, inst, mask)?;
-                        b.costs[costs + pc as usize].add_traffic(before, &b.counters);
+                        self.access(b, f, (inst, start + pc as usize), mask)?;
+                        b.costs[start + pc as usize].add_traffic(before, &b.counters);
                     }
-                    Op::Ld(_) | Op::St(_) | Op::Atom { .. } => self.access(b, f, inst, mask)?,
+                    Op::Ld(_) | Op::St(_) | Op::Atom { .. } => {
+                        self.access(b, f, (inst, start + pc as usize), mask)?
+                    }
                     Op::Cvta { .. } | Op::IsSpace { .. } => access::address(self, inst, mask),
                     Op::Shfl { mode, sync } => exchange::shuffle(b, self, inst, mode, sync, mask)?,
                     Op::Vote { mode, sync } => exchange::vote(b, self, inst, mode, sync, mask)?,
@@ -266,7 +294,7 @@ impl Warp {
                         b.fence();
                     }
                     Op::Nop => {}
-                    _ => alu::execute(job.fast, &mut self.regs, &f.lists, inst, mask),
+                    _ => unreachable!("a register instruction"),
                 }
                 pc += 1;
             }
@@ -274,12 +302,13 @@ impl Warp {
     }
 
     #[inline(always)]
-    fn access(&mut self, b: &mut Block<'_>, f: &Function, inst: &Inst, mask: u32) -> Check {
+    fn access(&mut self, b: &mut Block<'_>, f: &Function, at: (&Inst, usize), mask: u32) -> Check {
+        let inst = at.0;
         match inst.op {
-            Op::Ld(a) => access::load(b, self, f, inst, a, mask),
-            Op::St(a) => access::store(b, self, f, inst, a, mask),
+            Op::Ld(a) => access::load(b, self, f, at, a, mask),
+            Op::St(a) => access::store(b, self, f, at, a, mask),
             Op::Atom { op, ty, space, addr_wide } => {
-                atomic::atomic(b, self, inst, (op, ty), (space, addr_wide), mask)
+                atomic::atomic(b, self, at, (op, ty), (space, addr_wide), mask)
             }
             _ => Ok(()),
         }
@@ -374,7 +403,9 @@ impl Warp {
 }
 
 fn grow<T: Clone + Default>(v: &mut Vec<T>, n: usize) {
-    if v.len() < n {
+    if v.is_empty() {
+        *v = vec![T::default(); n]; // of zeros, which the allocator has
+    } else if v.len() < n {
         v.resize(n, T::default());
     }
 }

@@ -1,6 +1,6 @@
 //! Sectors of global requests and wavefronts of shared ones.
 
-use super::regs::LANES;
+use super::regs::{LANES, each};
 
 /// Distinct 32-byte sectors that the lanes of a request touch. `bytes` per lane, naturally aligned.
 pub(super) fn sectors(addresses: &[u64; LANES], mask: u32, bytes: u32) -> u32 {
@@ -50,7 +50,7 @@ pub(super) fn wavefronts(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32,
         if mask == 0 {
             continue;
         }
-        if span(offsets, mask) + bytes as u64 <= 128 {
+        if span(offsets, mask).saturating_add(bytes.into()) <= 128 {
             // 32 consecutive words: no bank twice.
             waves += 1;
             continue;
@@ -69,7 +69,8 @@ pub(super) fn wavefronts(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32,
             }
             previous = offsets[l];
             let first = (offsets[l] / 4) as u16;
-            for w in first..first + words as u16 {
+            for k in 0..words as u16 {
+                let w = first.wrapping_add(k); // addresses that no block has are counted before they are refused
                 let b = (w % 32) as usize;
                 let n = count[b] as usize;
                 if !seen[b][..n].contains(&w) {
@@ -84,6 +85,17 @@ pub(super) fn wavefronts(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32,
         conflicts += worst - u32::div_ceil(distinct, 32);
     }
     (waves, conflicts)
+}
+
+/// [`wavefronts`] of lanes that have different addresses, aligned to `bytes`: 4, 8, or 16 of one half of the warp.
+#[inline(always)]
+pub(super) fn aligned(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32, u32) {
+    let shift = bytes.trailing_zeros();
+    // lanes by banks
+    let mut count = [0u8; 32];
+    each(mask, |l| count[(offsets[l] >> shift) as usize & ((128 >> shift) - 1)] += 1);
+    let worst = u32::from(count.iter().copied().max().unwrap_or(0));
+    (worst, worst - u32::div_ceil(mask.count_ones() * bytes, 128))
 }
 
 /// Distance between the lowest and the highest address.
@@ -102,29 +114,40 @@ fn span(offsets: &[u64; LANES], mask: u32) -> u64 {
 mod tests {
     use super::*;
 
-    fn lanes(f: impl Fn(u64) -> u64) -> [u64; LANES] {
+    fn of_lanes(f: impl Fn(u64) -> u64) -> [u64; LANES] {
         std::array::from_fn(|l| f(l as u64))
     }
 
     #[test]
     fn sectors_of_usual_patterns() {
-        assert_eq!(sectors(&lanes(|l| 4 * l), u32::MAX, 4), 4);
-        assert_eq!(sectors(&lanes(|l| 16 * l), u32::MAX, 16), 16);
-        assert_eq!(sectors(&lanes(|l| 128 * l), u32::MAX, 4), 32);
-        assert_eq!(sectors(&lanes(|l| 4 * (31 - l)), u32::MAX, 4), 4);
-        assert_eq!(sectors(&lanes(|_| 64), 0xff, 4), 1);
-        assert_eq!(sectors(&lanes(|l| 128 * (31 - l)), 0xffff, 4), 16);
+        assert_eq!(sectors(&of_lanes(|l| 4 * l), u32::MAX, 4), 4);
+        assert_eq!(sectors(&of_lanes(|l| 16 * l), u32::MAX, 16), 16);
+        assert_eq!(sectors(&of_lanes(|l| 128 * l), u32::MAX, 4), 32);
+        assert_eq!(sectors(&of_lanes(|l| 4 * (31 - l)), u32::MAX, 4), 4);
+        assert_eq!(sectors(&of_lanes(|_| 64), 0xff, 4), 1);
+        assert_eq!(sectors(&of_lanes(|l| 128 * (31 - l)), 0xffff, 4), 16);
     }
 
     #[test]
     fn wavefronts_of_usual_patterns() {
-        assert_eq!(wavefronts(&lanes(|l| 4 * l), u32::MAX, 4), (1, 0));
-        assert_eq!(wavefronts(&lanes(|l| 128 * l), u32::MAX, 4), (32, 31));
-        assert_eq!(wavefronts(&lanes(|l| 8 * l), u32::MAX, 4), (2, 1));
-        assert_eq!(wavefronts(&lanes(|_| 40), u32::MAX, 4), (1, 0));
-        assert_eq!(wavefronts(&lanes(|l| 8 * l), u32::MAX, 8), (2, 0));
-        assert_eq!(wavefronts(&lanes(|l| 16 * l), u32::MAX, 16), (4, 0));
-        assert_eq!(wavefronts(&lanes(|l| 16 * (l % 8)), u32::MAX, 16), (2, 0));
-        assert_eq!(wavefronts(&lanes(|l| 128 * l), 0b11, 1), (2, 1));
+        assert_eq!(wavefronts(&of_lanes(|l| 4 * l), u32::MAX, 4), (1, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 128 * l), u32::MAX, 4), (32, 31));
+        assert_eq!(wavefronts(&of_lanes(|l| 8 * l), u32::MAX, 4), (2, 1));
+        assert_eq!(wavefronts(&of_lanes(|_| 40), u32::MAX, 4), (1, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 8 * l), u32::MAX, 8), (2, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 16 * l), u32::MAX, 16), (4, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 16 * (l % 8)), u32::MAX, 16), (2, 0));
+        assert_eq!(wavefronts(&of_lanes(|l| 128 * l), 0b11, 1), (2, 1));
+    }
+
+    #[test]
+    fn aligned_accesses_to_different_addresses_have_the_same_wavefronts() {
+        for n in 0..200u64 {
+            for (bytes, mask) in [(4, u32::MAX), (8, 0xffff_0fff), (16, 0xffff), (16, 0x7ff1_0000)] {
+                // an odd factor keeps addresses apart; the others make conflicts of all kinds
+                let at = of_lanes(|l| (l * (2 * n + 1) % 64 * (1 << (n % 5)) + n) * u64::from(bytes));
+                assert_eq!(aligned(&at, mask, bytes), wavefronts(&at, mask, bytes), "{n} {bytes} {mask:x}");
+            }
+        }
     }
 }

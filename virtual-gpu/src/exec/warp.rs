@@ -46,8 +46,12 @@ pub(super) struct Warp {
     /// Lanes that have not exited.
     pub live: u32,
     pub regs: Regs,
+    /// Whether it has run the kernel for an earlier block.
+    pub entered: bool,
     pub waiting: Option<Wait>,
     pub clock: VectorClock,
+    /// At most the clock of each other warp of the block.
+    pub floor: u32,
     /// Instructions executed, for the race check.
     pub step: u32,
     /// Warp barriers and fences passed, for the race check.
@@ -68,6 +72,7 @@ impl Warp {
         self.waiting = None;
         self.clock = [0; 32];
         self.clock[id as usize] = 1;
+        self.floor = 0;
         self.step = 0;
         self.sync = 0;
         self.local_bytes = local_bytes;
@@ -80,6 +85,15 @@ impl Warp {
         self.frames.clear();
         self.stack.clear();
         (self.regs.base32, self.regs.base64, self.regs.base_pred) = (0, 0, 0);
+    }
+
+    /// Takes over the clock of a barrier of a block of `warps` warps.
+    pub fn pass(&mut self, clock: &VectorClock, warps: usize) {
+        let own = self.id as usize;
+        self.clock = *clock;
+        self.clock[own] += 1;
+        let others = clock[..warps].iter().enumerate().filter(|&(warp, _)| warp != own);
+        self.floor = others.map(|(_, &clock)| clock).min().unwrap_or(0);
     }
 
     pub fn done(&self) -> bool {
@@ -111,18 +125,4 @@ impl Warp {
             e.mask &= !mask;
         }
     }
-}
-
-/// The set bits of a lane mask.
-#[inline]
-pub(super) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    let mut rest = mask;
-    std::iter::from_fn(move || {
-        if rest == 0 {
-            return None;
-        }
-        let l = rest.trailing_zeros() as usize;
-        rest &= rest - 1;
-        Some(l)
-    })
 }
