@@ -70,14 +70,21 @@ fn run_any(
     range.end
 }
 
-/// Proof that the CPU has AVX2 and FMA, if true.
+/// Proof, if true, that the CPU has what `target_feature` enables: AVX2, FMA, BMI1, BMI2, LZCNT, POPCNT.
 #[derive(Clone, Copy)]
 pub(crate) struct Fast(bool);
 
 impl Fast {
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
-        return Self(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"));
+        return Self(
+            is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("bmi1")
+                && is_x86_feature_detected!("bmi2")
+                && is_x86_feature_detected!("lzcnt")
+                && is_x86_feature_detected!("popcnt"),
+        );
         #[cfg(not(target_arch = "x86_64"))]
         Self(false)
     }
