@@ -32,6 +32,18 @@ pub(super) fn run(
         return unsafe { run_fast(r, f, range, active, counts) };
     }
     let _ = fast;
+    run_portable(r, f, range, active, counts)
+}
+
+/// Compiled once, though the caller is inlined into code for both kinds of CPU.
+#[inline(never)]
+fn run_portable(
+    r: &mut Regs,
+    f: &Function,
+    range: Range<u32>,
+    active: u32,
+    counts: (&mut Counters, &mut [InstructionCost]),
+) -> u32 {
     run_any(r, f, range, active, counts)
 }
 
