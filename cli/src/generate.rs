@@ -215,7 +215,8 @@ fn bandwidth_share(model: &LanguageModel, statistics: &Statistics) -> Result<Opt
     if is_virtual() || statistics.decode_tokens == 0 || model.devices().len() > 1 {
         return Ok(None);
     }
-    let (_, copy) = match copy_rate(device, &mut Clock::new(model.device())?) {
+    // the clock has memory of its own
+    let (_, copy) = match Clock::new(model.device()).and_then(|mut clock| copy_rate(device, &mut clock)) {
         Err(Error::OutOfMemory { .. }) => return Ok(None), // no room next to the model
         copy => copy?,
     };
