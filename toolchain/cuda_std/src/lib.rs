@@ -40,6 +40,7 @@ pub mod atomic;
 pub mod butterfly;
 pub mod float;
 pub mod intrinsics;
+pub mod io;
 pub mod launch;
 mod lowered;
 pub mod mem;
@@ -61,10 +62,13 @@ pub mod prelude {
     pub use crate::{DevicePtr, DevicePtrMut, KernelParams, inlined, kernel, thread, warp};
 }
 
-/// A panic ends the grid with an illegal-instruction error at the next synchronisation; there is no message.
+/// A panic ends the grid: with an illegal-instruction error at the next synchronisation and no message, or with the feature
+/// `panic-place` with a failed assertion whose place the driver prints.
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]
-fn panic(_: &core::panic::PanicInfo) -> ! {
+fn panic(_info: &core::panic::PanicInfo) -> ! {
+    #[cfg(feature = "panic-place")]
+    io::panicked(_info.location());
     // SAFETY: `trap` ends the grid; nothing runs after it.
     unsafe { core::arch::nvptx::trap() }
 }

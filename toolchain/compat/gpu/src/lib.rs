@@ -3,9 +3,11 @@
 #![no_std]
 #![feature(abi_ptx)]
 
+mod examples;
 mod float_list;
 mod floats;
 mod lowering;
+mod output;
 mod planted;
 mod shuffles;
 
