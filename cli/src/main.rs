@@ -98,6 +98,8 @@ mod table;
 #[cfg(feature = "bench")]
 mod tune;
 mod types;
+#[cfg(feature = "convert")]
+mod unfinished;
 #[cfg(feature = "bench")]
 mod validate;
 #[cfg(feature = "bench")]

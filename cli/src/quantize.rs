@@ -7,8 +7,8 @@ use super::gguf_file::{GgufFile, targets};
 use super::hub;
 use super::model::check_directory;
 use super::output::Output;
-use super::parts;
 use super::screen::{Screen, Style};
+use super::unfinished;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use pascaline::quant::ErrorReport;
 use pascaline::{DType, Device, format_bytes};
@@ -97,7 +97,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         plans.extend(vision_plan_of(&dir.join("config.json"), &processor)?.map(|plan| (vision, plan)));
     }
     files::check_apart(iter::empty(), plans.iter().map(|(to, _)| to.as_path()).chain(output.file()))?;
-    parts::leave_none()?;
+    unfinished::leave_none()?;
     for (to, _) in &plans {
         files::check(to, output.may_replace())?;
     }

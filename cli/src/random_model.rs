@@ -7,11 +7,11 @@ use super::gguf_file::{GgufFile, targets};
 use super::hub;
 use super::model::check_directory;
 use super::output::Output;
-use super::parts;
 use super::published::Size;
 use super::quantize::mixes;
 use super::random_values::{Fill, generate};
 use super::screen::Screen;
+use super::unfinished;
 use qwen3_vl::config::{Config, PUBLISHED_PIXELS, PreprocessorConfig, seeing};
 use qwen3_vl::gguf::{GgmlType, Mix, text_plan, vision_plan};
 use serde::Serialize;
@@ -77,7 +77,7 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
         let to = args.to.display();
         return Err(Failure::Usage(format!("{to} is --from as well as --to; name another folder")));
     }
-    parts::leave_none()?;
+    unfinished::leave_none()?;
     let config = changed(&args.from.join("config.json"), args.size.fields())?;
     let (to, parameters) = match args.mix {
         None => write_checkpoint(args, &config)?,
