@@ -13,6 +13,7 @@
 //!
 //! All other files are links to the compiler's.
 
+use crate::whole;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -117,13 +118,7 @@ pub fn with_fences(library: &Path, folder: &Path) -> io::Result<Option<PathBuf>>
         let reason = format!("{}: `{function}` has a form that is not known", from.display());
         io::Error::new(io::ErrorKind::InvalidData, reason)
     })?;
-    if fs::read_to_string(&to).is_ok_and(|text| text == fenced) {
-        return Ok(Some(root)); // with a new modification time all would be compiled again
-    }
-    // whole at once: another build may be reading it
-    let partial = to.with_extension(format!("{}", std::process::id()));
-    fs::write(&partial, fenced)?;
-    fs::rename(&partial, &to)?;
+    whole::write(&to, &fenced)?;
     Ok(Some(root))
 }
 

@@ -70,6 +70,7 @@ mod remainder;
 mod source_lines;
 mod target;
 mod toolchain;
+mod whole;
 
 pub use options::{DebugInfo, OptLevel};
 pub use toolchain::{NoToolchain, Unusable};

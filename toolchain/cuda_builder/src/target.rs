@@ -5,6 +5,7 @@
 //! brings them back. What rustc does not promise for them, [`crate::ptx`], [`crate::ir`] and the fenced `core` look after, as
 //! they do with compilers that list them.
 
+use crate::whole;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -41,14 +42,8 @@ fn including(description: &str, arch: &str) -> Option<String> {
 /// The file system's.
 pub(crate) fn write(folder: &Path, arch: &str, description: &str) -> io::Result<PathBuf> {
     let path = folder.join("targets").join(arch).join(format!("{TARGET}.json"));
-    if fs::read_to_string(&path).is_ok_and(|text| text == description) {
-        return Ok(path); // with a new modification time all would be compiled again
-    }
     fs::create_dir_all(path.parent().unwrap_or(folder))?;
-    // whole at once: another build may be reading it
-    let partial = path.with_extension(format!("{}", std::process::id()));
-    fs::write(&partial, description)?;
-    fs::rename(&partial, &path)?;
+    whole::write(&path, description)?;
     Ok(path)
 }
 
