@@ -47,7 +47,13 @@ fn fences(text: &str) -> Result<()> {
     let message = order("message");
     assert!(message.contains("ms") && message.contains("lm"), "Release, Acquire: {message}");
     assert_eq!(order("exchanges"), "maama", "Release, Acquire and Relaxed");
-    assert!(!text.contains(".extern .func"), "bytes are compared and moved by functions that are there");
+    let declared = text.lines().filter(|line| line.contains(".extern .func"));
+    let missing: Vec<&str> =
+        declared.filter(|line| !line.contains(" vprintf") && !line.contains(" __assertfail")).collect();
+    assert!(
+        missing.is_empty(),
+        "bytes are compared and moved by functions that are there, not by {missing:?}"
+    );
     Ok(())
 }
 
