@@ -13,6 +13,7 @@ use super::source::{is_stdin, typed_path};
 use pascaline::{Device, Error, memory};
 use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::generate::{Step, user_turn};
+use qwen3_vl::media::PixelLimits;
 use qwen3_vl::reasoning::ReasoningStream;
 use qwen3_vl::sampling::Sampler;
 use qwen3_vl::{
@@ -108,6 +109,11 @@ impl<'a> Conversation<'a> {
         self.setting.output.note(&format!("resumed: {count} messages and their answers, from {from}"));
         self.shown = saved.visuals.len();
         (self.visuals, self.places, self.file) = (saved.visuals, saved.places, Some(file));
+        if let Ok(pictures) = self.model.processor.seeing() {
+            for visual in &mut self.visuals {
+                let _ = pictures.shrink(visual); // what can't be prepared is an error of the next message
+            }
+        }
     }
 
     /// Begins anew.
@@ -145,19 +151,27 @@ impl<'a> Conversation<'a> {
             return Err(format!("{} needs a file", if is_video { "/video" } else { "/image" }));
         }
         let place = Place::of(&path, is_video).map_err(|reason| format!("{file}: {reason}"))?;
-        let opened = editor.unless_interrupted(move || saved::open(&path, is_video));
-        let opened = opened.map_err(|error| error.to_string())?;
-        let visual = [opened.ok_or_else(|| format!("{file}: left out by Ctrl-C"))?.map_err(sentence)?];
         let processor = &self.model.processor;
+        let pictures = processor.seeing().map_err(|error| error.to_string())?.within(PixelLimits::default());
+        let opened = editor.unless_interrupted(move || {
+            let mut visual = saved::open(&path, is_video)?;
+            let size = visual.size();
+            pictures.shrink(&mut visual)?; // once, and not for each message
+            Ok((visual, size))
+        });
+        let opened = opened.map_err(|error| error.to_string())?;
+        let (visual, (height, width)) =
+            opened.ok_or_else(|| format!("{file}: left out by Ctrl-C"))?.map_err(sentence)?;
+        let visual = [visual];
         let prompt = processor.prepare(&[user_turn(&visual, "")], &visual);
         let tokens = prompt.map_err(|error| error.to_string())?.ids;
         let tokens = tokens.into_iter().filter(|&id| processor.is_pad(id)).count();
         let [visual] = visual;
         let told = match &visual {
-            Visual::Image { name, picture } => {
-                let size = shrunk(name, picture, processor).map_err(sentence)?;
+            Visual::Image { name, .. } => {
+                let size = shrunk(name, (height, width), processor).map_err(sentence)?;
                 let to = size.map_or_else(String::new, |(size, _)| format!(" shrunk to {size}"));
-                format!("{name}: {} × {} pixels{to}", picture.width, picture.height)
+                format!("{name}: {width} × {height} pixels{to}")
             }
             Visual::Video { name, frames, rate } => {
                 format!("{name}: {} frames, {rate:.2} per second", frames.len())

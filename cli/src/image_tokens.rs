@@ -5,7 +5,7 @@ use qwen3_vl::Processor;
 use qwen3_vl::config::Config;
 use qwen3_vl::estimate::{IMAGE_TOKENS, Peaks, image_tokens as budget};
 use qwen3_vl::media::PixelLimits;
-use qwen3_vl::preprocess::{Picture, PictureHeader};
+use qwen3_vl::preprocess::PictureHeader;
 
 /// `--image-tokens`
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,19 +51,18 @@ pub(super) fn image_tokens(text: &str) -> Result<ImageTokens, String> {
     found.ok_or_else(|| "it must be like 64,1280: the fewest and the most tokens of a picture".to_owned())
 }
 
-/// The size that a picture is shrunk to, as text, and its tokens; `None` if it is not.
+/// The size that a picture of `height` × `width` pixels is shrunk to, as text, and its tokens; `None` if it is not.
 pub(super) fn shrunk(
     name: &str,
-    picture: &Picture,
+    (height, width): (usize, usize),
     processor: &Processor,
 ) -> Result<Option<(String, usize)>, Failure> {
     let Some(sizes) = processor.config.vision.as_ref().map(|vision| vision.sizes()) else { return Ok(None) };
-    let header = PictureHeader { height: picture.height, width: picture.width, bytes: 0 };
+    let header = PictureHeader { height, width, bytes: 0 };
     let plan = processor.image_plan(name, header)?;
     let [_, rows, cols] = plan.grid;
-    let (height, width) = (rows * sizes.patch_side, cols * sizes.patch_side);
+    let (to_height, to_width) = (rows * sizes.patch_side, cols * sizes.patch_side);
     // sides are rounded to whole tokens in any case
-    let is_shrunk =
-        height + sizes.token_side() <= picture.height || width + sizes.token_side() <= picture.width;
-    Ok(is_shrunk.then(|| (format!("{width} × {height}"), plan.tokens)))
+    let is_shrunk = to_height + sizes.token_side() <= height || to_width + sizes.token_side() <= width;
+    Ok(is_shrunk.then(|| (format!("{to_width} × {to_height}"), plan.tokens)))
 }

@@ -830,7 +830,7 @@ impl Opened {
     ) -> Result<(), Failure> {
         for visual in visuals {
             let Visual::Image { name, picture } = visual else { continue };
-            if let Some((size, tokens)) = shrunk(name, picture, processor)? {
+            if let Some((size, tokens)) = shrunk(name, (picture.height, picture.width), processor)? {
                 let (width, height) = (picture.width, picture.height);
                 output.note(&format!(
                     "{name}: {width} × {height} pixels shrunk to {size}, {tokens} tokens; --image-tokens allows more"

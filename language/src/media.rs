@@ -31,6 +31,15 @@ pub enum Visual {
 }
 
 impl Visual {
+    /// Rows and columns of the picture, or of a video's first frame.
+    pub fn size(&self) -> (usize, usize) {
+        let first = match self {
+            Self::Image { picture, .. } => Some(picture),
+            Self::Video { frames, .. } => frames.first(),
+        };
+        first.map_or((0, 0), |frame| (frame.height, frame.width))
+    }
+
     /// An image file.
     ///
     /// # Errors

@@ -393,6 +393,12 @@ pub trait Pictures: Any + Send + Sync {
     /// [`Error::Image`].
     fn patches(&self, visual: &Visual) -> Result<Patches>;
 
+    /// Resizes a visual to the size that its patches are cut from, so that those of later calls need no resize. They are the same.
+    ///
+    /// # Errors
+    /// As [`patches`](Self::patches); the visual is as it was.
+    fn shrink(&self, visual: &mut Visual) -> Result<()>;
+
     /// The same with other limits of pixels.
     fn within(&self, limits: PixelLimits) -> Box<dyn Pictures>;
 

@@ -2,7 +2,7 @@
 
 use super::config::{PreprocessorConfig, Seeing};
 use super::positions::positions;
-use super::preprocess::{image_patches, image_plan, video_patches, video_plan};
+use super::preprocess::{image_patches, image_plan, shrink_image, shrink_video, video_patches, video_plan};
 use language::Processor;
 use language::chat::Media;
 use language::media::{ImagePlan, Patches, PixelLimits, Positions, VIDEO_PICTURES, Visual};
@@ -35,6 +35,13 @@ impl seam::Pictures for Pictures {
         match visual {
             Visual::Image { name, picture } => image_patches(name, picture, &self.images),
             Visual::Video { name, frames, .. } => video_patches(name, frames, &self.videos),
+        }
+    }
+
+    fn shrink(&self, visual: &mut Visual) -> Result<()> {
+        match visual {
+            Visual::Image { name, picture } => shrink_image(name, picture, &self.images),
+            Visual::Video { name, frames, .. } => shrink_video(name, frames, &self.videos),
         }
     }
 

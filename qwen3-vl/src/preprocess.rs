@@ -128,6 +128,32 @@ pub fn video_patches(name: &str, frames: &[Picture], config: &PreprocessorConfig
     resized_patches(name, frames, moving(frames.len(), config), config)
 }
 
+/// Resizes a picture to the size that its patches are cut from, if a resize of the result would change nothing more.
+///
+/// # Errors
+/// As [`image_patches`]; the picture is as it was.
+pub fn shrink_image(name: &str, picture: &mut Picture, config: &PreprocessorConfig) -> Result<()> {
+    shrink(name, std::slice::from_mut(picture), still(config), config)
+}
+
+/// As [`shrink_image`], for a video's frames.
+///
+/// # Errors
+/// As [`video_patches`]; the frames are as they were.
+pub fn shrink_video(name: &str, frames: &mut [Picture], config: &PreprocessorConfig) -> Result<()> {
+    shrink(name, frames, moving(frames.len(), config), config)
+}
+
+fn shrink(name: &str, frames: &mut [Picture], bounds: Bounds, config: &PreprocessorConfig) -> Result<()> {
+    let (target, resized) = resized_frames(name, frames, bounds, config)?;
+    if self::resized(name, target, frames.len(), bounds, config)? == target {
+        for (frame, pixels) in frames.iter_mut().zip(resized) {
+            *frame = Picture { height: target.0, width: target.1, pixels };
+        }
+    }
+    Ok(())
+}
+
 /// The size to resize `frames` frames of `size` to, if their patches are not too large.
 fn resized(
     name: &str,
@@ -158,6 +184,18 @@ fn resized_patches(
     bounds: Bounds,
     config: &PreprocessorConfig,
 ) -> Result<Patches> {
+    let (target, resized) = resized_frames(name, frames, bounds, config)?;
+    let frames: Vec<&[u8]> = resized.iter().map(Vec::as_slice).collect();
+    Ok(patches(&frames, target, config))
+}
+
+/// The size that frames are resized to, and their pixels in it.
+fn resized_frames(
+    name: &str,
+    frames: &[Picture],
+    bounds: Bounds,
+    config: &PreprocessorConfig,
+) -> Result<((usize, usize), Vec<Vec<u8>>)> {
     let size = frames.first().map_or((0, 0), |frame| (frame.height, frame.width));
     let refuse = |reason: String| Err(Error::Image { file: name.to_owned(), reason });
     let target = self::resized(name, size, frames.len(), bounds, config)?;
@@ -180,8 +218,7 @@ fn resized_patches(
         }
         resized.push(resize::bicubic(&frame.pixels, size, target));
     }
-    let frames: Vec<&[u8]> = resized.iter().map(Vec::as_slice).collect();
-    Ok(patches(&frames, target, config))
+    Ok((target, resized))
 }
 
 /// Cuts resized frames, each [height, width, 3], into patches; the last frame is repeated to fill the last group.
@@ -239,6 +276,26 @@ mod tests {
         let block = |left: usize| (0..9).map(move |i| (i / 3 * 6 + left + i % 3) * 3);
         let want = block(0).chain(block(3)).flat_map(|at| [at, at + 1, at + 2]);
         assert!(found.values.iter().copied().eq(want.map(|value| value as f32)));
+    }
+
+    #[test]
+    fn a_shrunk_picture_has_the_same_patches() {
+        let config =
+            PreprocessorConfig { min_pixels: 36, max_pixels: 400, temporal_patch_size: 2, ..config(3) };
+        for (height, width) in [(97, 31), (5, 4), (12, 15), (40, 200)] {
+            let pixels = (0..height * width * 3).map(|i| (i * 37 % 251) as u8).collect();
+            let picture = Picture { height, width, pixels };
+            let frames =
+                [picture.clone(), Picture { pixels: vec![9; height * width * 3], ..picture.clone() }];
+            let wanted = image_patches("p", &picture, &config).unwrap();
+            let wanted_video = video_patches("v", &frames, &config).unwrap();
+            let (mut shrunk, mut shrunk_frames) = (picture, frames);
+            shrink_image("p", &mut shrunk, &config).unwrap();
+            shrink_video("v", &mut shrunk_frames, &config).unwrap();
+            assert_eq!([1, shrunk.height, shrunk.width], wanted.grid, "{height} × {width}");
+            assert_eq!(image_patches("p", &shrunk, &config).unwrap(), wanted);
+            assert_eq!(video_patches("v", &shrunk_frames, &config).unwrap(), wanted_video);
+        }
     }
 
     #[test]

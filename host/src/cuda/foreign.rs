@@ -17,7 +17,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 /// The driver's code for a name that a module does not have.
-const NOT_FOUND: u32 = 500;
+pub(super) const NOT_FOUND: u32 = 500;
 
 /// A module of your own PTX on a device, from [`CudaDevice::load_ptx`]. It lives as long as the process.
 ///
@@ -216,6 +216,11 @@ impl PtxModule {
     /// The device that it was loaded on.
     pub fn device(&self) -> &CudaDevice {
         &self.device
+    }
+
+    /// The driver's handle.
+    pub(super) fn raw(&self) -> sys::CUmodule {
+        self.module
     }
 
     /// The kernel of a contract, which has the parameters that the contract says.

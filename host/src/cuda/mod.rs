@@ -6,6 +6,7 @@
 
 mod archive;
 mod compiling;
+mod constant;
 mod context;
 mod counters;
 mod current;

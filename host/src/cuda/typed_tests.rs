@@ -10,6 +10,8 @@ const PTX: &str = "
 .target sm_61
 .address_size 64
 .extern .shared .align 4 .b8 dynamic[];
+.visible .const .align 16 .b8 OFFSETS[8];
+.visible .const .align 16 .b8 SHORT[4];
 .visible .entry scale(.param .u64 y, .param .u64 x, .param .u64 len, .param .f32 factor)
 {
     .reg .pred %p<2>; .reg .f32 %f<4>; .reg .b32 %r<6>; .reg .b64 %rd<8>;
@@ -32,6 +34,8 @@ const PTX: &str = "
     mov.u32 %r5, %dynamic_smem_size;
     cvt.rn.f32.u32 %f2, %r5;
     add.rn.f32 %f3, %f3, %f2;
+    ld.const.f32 %f2, [OFFSETS+4];
+    add.rn.f32 %f3, %f3, %f2;
     st.global.f32 [%rd7], %f3;
 DONE:
     ret;
@@ -51,6 +55,10 @@ struct Scale<'a> {
 /// `x` and `y` have `len` elements.
 #[kernel(block = 64)]
 unsafe fn scale(_p: Scale<'_>) {}
+
+cuda_std::constant!(OFFSETS: [f32; 2]);
+cuda_std::constant!(SHORT: [f32; 2]);
+cuda_std::constant!(ABSENT: [f32; 2]);
 
 fn gpu() -> (Device, CudaDevice) {
     let device = Device::virtual_gpu().unwrap();
@@ -157,4 +165,30 @@ fn toolchain_arguments_of_a_foreign_launch_are_checked() {
         refused(crate::launch!(f<<<1, 64, 0, stream>>>(written, read, 64u64, 2u32)), "of 4 bytes in place 3");
         refused(crate::launch!(f<<<1, 64, 0, stream>>>(written, read, 64u64)), "4 parameters");
     }
+}
+
+#[test]
+fn toolchain_constant_memory_is_written_between_launches() {
+    let (device, gpu) = gpu();
+    let module = gpu.load_kernels(PTX, &[scale.info()]).unwrap();
+    let x = Tensor::from_slice(&[1.0f32; 64], [64], &device).unwrap();
+    let mut y = Tensor::zeros([64], DType::F32, &device).unwrap();
+    let mut launched = || -> crate::Result<f32> {
+        let p = Scale { y: y.device_ptr_mut()?, x: x.device_ptr()?, len: 64, factor: 2.0 };
+        // SAFETY: the text is that of `scale`; both tensors have 64 elements.
+        unsafe { module.launch(&scale, [1; 3], 0, &p) }?;
+        Ok(y.to_vec::<f32>()?[63])
+    };
+    assert_eq!(launched().unwrap(), 2.0, "zeros at first");
+    module.set_constant(OFFSETS, &[5.0, 10.0]).unwrap();
+    assert_eq!(launched().unwrap(), 12.0);
+    let error = module.set_constant(OFFSETS, &[1.0]).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { argument: "values", .. }), "{error}");
+    let error = module.set_constant(SHORT, &[1.0, 2.0]).unwrap_err();
+    assert!(error.to_string().contains("SHORT: 4 bytes in the PTX, 8 here"), "{error}");
+    let error = module.set_constant(ABSENT, &[1.0, 2.0]).unwrap_err();
+    assert!(error.to_string().contains("ABSENT: the PTX has none of this name"), "{error}");
+    let captured = Graph::capture(&gpu, || module.set_constant(OFFSETS, &[0.0, 0.0]));
+    assert!(matches!(captured, Err(Error::Unsupported { argument: "stream", .. })), "{captured:?}");
+    assert_eq!(launched().unwrap(), 12.0);
 }

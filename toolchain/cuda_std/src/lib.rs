@@ -38,6 +38,7 @@ extern crate self as cuda_std; // for the macros' paths
 
 pub mod atomic;
 pub mod butterfly;
+pub mod constant;
 pub mod float;
 pub mod intrinsics;
 pub mod io;
@@ -59,6 +60,7 @@ pub use pointer::{DevicePtr, DevicePtrMut};
 /// The names that most kernel files need.
 pub mod prelude {
     pub use crate::butterfly::{Butterfly, Max, MaxOrNan, Min, Or, Sum};
+    pub use crate::constant::Constant;
     pub use crate::{DevicePtr, DevicePtrMut, KernelParams, inlined, kernel, thread, warp};
 }
 

@@ -12,7 +12,16 @@ fn toolchain_the_right_launch_compiles() {
 #[test]
 fn toolchain_mistakes_do_not_compile() {
     let cases = trybuild::TestCases::new();
-    for name in ["element", "mutability", "lifetime", "exclusive", "twice", "parameters", "representation"] {
+    for name in [
+        "element",
+        "mutability",
+        "lifetime",
+        "exclusive",
+        "twice",
+        "parameters",
+        "representation",
+        "constant",
+    ] {
         cases.compile_fail(format!("tests/mistakes/{name}.rs"));
     }
 }
