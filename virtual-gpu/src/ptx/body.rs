@@ -73,8 +73,9 @@ impl<'a> Parser<'a, '_> {
                     b.scope().tables.insert(label, list);
                     return self.expect(b';');
                 }
-                if matches!(self.peek(), Some(Tok::Word(w)) if w.starts_with(".call")) {
-                    return self.err("indirect calls are not supported");
+                if let Some(prototype) = self.prototype(b.module_names, functions)? {
+                    b.scope().prototypes.insert(label, prototype);
+                    return self.expect(b';');
                 }
                 let at = b.f.code.len() as u32;
                 if b.scope().labels.insert(label, at).is_some() {
@@ -97,19 +98,17 @@ impl<'a> Parser<'a, '_> {
                 self.expect(b',')?;
             }
             let callee = self.word()?;
-            let mut args = Vec::new();
-            if self.eat(b',') {
-                self.expect(b'(')?;
+            let (mut args, mut prototype) = (Vec::new(), None);
+            let mut more = self.eat(b',');
+            if more && self.eat(b'(') {
                 args = self.args(b')')?;
+                more = self.eat(b',');
             }
-            if self.peek() == Some(Tok::Punct(b',')) {
-                return self.err("indirect calls are not supported");
+            if more {
+                prototype = Some(self.word()?);
             }
             self.expect(b';')?;
-            return b.call(guard, &rets, callee, &args, |id| {
-                let f = &functions[id as usize];
-                (f.formals.clone(), f.returns.clone())
-            });
+            return b.call(guard, &rets, (callee, prototype), &args, functions);
         }
         b.admit(opcode)?;
         let args = self.args(b';')?;

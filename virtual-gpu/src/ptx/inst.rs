@@ -292,6 +292,8 @@ pub(crate) enum Op {
     Brx,
     /// imm = call site
     Call,
+    /// a = the function's address, imm = call site
+    CallPointer,
     /// A call of `vprintf`; imm = call site
     Print,
     /// A call of `__assertfail`; imm = call site
@@ -358,15 +360,27 @@ pub(crate) enum Init {
     Shared(u32, i64),
     /// Offset in this function's local memory.
     Local(i64),
+    /// Address of a function.
+    Function(u32),
+}
+
+/// Parameters and results of a function, each in its local memory: (offset, bytes).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Signature {
+    pub formals: Vec<(u32, u32)>,
+    pub returns: Vec<(u32, u32)>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct CallSite {
-    pub callee: u32,
+    /// `None`: what a pointer points to, which has the bytes that `args` and `rets` say.
+    pub callee: Option<u32>,
     /// (caller's value, callee's local offset, bytes)
     pub args: Vec<(Value, u32, u32)>,
     /// (callee's local offset, caller's place, bytes)
     pub rets: Vec<(u32, Value, u32)>,
+    /// The functions that a call by pointer is limited to; empty if it is not.
+    pub targets: Vec<u32>,
 }
 
 /// A call's actual parameter.
@@ -392,9 +406,11 @@ pub(crate) struct Function {
     /// (row, 64-bit file, content)
     pub inits: Vec<(Row, bool, Init)>,
     pub local_bytes: u32,
-    /// Formal parameters in local memory: (offset, bytes).
-    pub formals: Vec<(u32, u32)>,
-    pub returns: Vec<(u32, u32)>,
+    pub signature: Signature,
+    /// Whether it may be called by pointer.
+    pub address_taken: bool,
+    /// Local memory of a call by pointer: its own and that of the functions that it calls by name.
+    pub stack_bytes: u32,
     /// Smallest shared or generic access, in bytes: the granule of the race check.
     pub granule: u8,
     /// Smallest store to global memory or through a generic address, in bytes: the granule of the race check there.

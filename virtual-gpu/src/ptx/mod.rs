@@ -12,12 +12,14 @@ mod lines;
 mod link;
 mod operand;
 mod parser;
+mod pointers;
 mod registers;
 
 use std::fmt;
 
 pub(crate) use lines::Lines;
 pub use lines::SourceLine;
+pub(crate) use link::MAX_LOCAL;
 
 /// Why a text is not PTX that sm_61 can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,6 +106,14 @@ pub(crate) enum VarSpace {
     Shared,
 }
 
+/// A pointer in an initialiser.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pointer {
+    /// A variable and an addend.
+    Variable(u32, i64),
+    Function(u32),
+}
+
 /// A module-level variable, or a shared variable of any scope.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
@@ -113,8 +123,8 @@ pub(crate) struct Variable {
     pub align: u64,
     /// Empty: zeroes.
     pub init: Vec<u8>,
-    /// Pointers in the initialiser: (offset, bytes, variable, addend).
-    pub relocs: Vec<(usize, usize, u32, i64)>,
+    /// Pointers in the initialiser, each where it lies.
+    pub relocs: Vec<(usize, Pointer)>,
     /// `.extern .shared x[]`: the launch gives its size.
     pub dynamic: bool,
 }

@@ -195,6 +195,7 @@ fn visit(i: &Inst, f: &Function, mut see: impl FnMut(bool, Row, bool)) {
         Op::Vote { mode: Vote::Ballot, .. } | Op::Activemask => see(false, i.d, true),
         Op::Clock(c) => see(matches!(c, Clock::Clock64 | Clock::Globaltimer), i.d, true),
         Op::Brx => see(false, i.a, false),
+        Op::CallPointer => see(true, i.a, false),
         Op::Mov32 | Op::Shf { .. } | Op::Lop3 | Op::Prmt(_) | Op::Dp4a | Op::Dp2a { .. } => all([false; 4]),
         _ => {}
     }
