@@ -6,6 +6,7 @@
 mod examples;
 mod float_list;
 mod floats;
+mod indirect;
 mod lowering;
 mod output;
 mod planted;
