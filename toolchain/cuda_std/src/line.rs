@@ -8,7 +8,7 @@ const CUT: &str = "…";
 /// Text of up to `N - 1` bytes, into which `core::fmt` writes; [`println!`](crate::println) prints a reference to it.
 ///
 /// A longer text is cut between two characters and ends with `…`, and what wrote it gets an error. A zero ends what is printed.
-/// The bytes lie in local memory. `core::fmt` calls by pointer: a kernel that uses it has some thousand instructions more, and
+/// The bytes lie in local memory. `core::fmt` calls by pointer: a kernel that uses it has thousands of instructions more, and
 /// needs local memory for the calls.
 ///
 /// ```

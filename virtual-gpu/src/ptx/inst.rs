@@ -411,6 +411,8 @@ pub(crate) struct Function {
     pub address_taken: bool,
     /// Local memory of a call by pointer: its own and that of the functions that it calls by name.
     pub stack_bytes: u32,
+    /// The most 32-bit registers live at once, once it is asked for.
+    pub live: std::sync::OnceLock<u32>,
     /// Smallest shared or generic access, in bytes: the granule of the race check.
     pub granule: u8,
     /// Smallest store to global memory or through a generic address, in bytes: the granule of the race check there.

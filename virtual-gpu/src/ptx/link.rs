@@ -31,7 +31,8 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
         k.const_bytes = const_bytes as u32;
         k.local_bytes = calls.measure(k.function, k.line)?.local_bytes;
         let mut used = Vec::new();
-        for f in calls.reached(k.function, k.line)? {
+        k.reached = calls.reached(k.function, k.line)?;
+        for &f in &k.reached {
             let f = &m.functions[f as usize];
             k.granule = k.granule.min(f.granule);
             k.store_granule = k.store_granule.min(f.store_granule);

@@ -79,6 +79,8 @@ pub struct Kernel {
     /// Uses `.extern .shared` memory, whose size the launch gives.
     pub dynamic_shared: bool,
     pub(crate) function: usize,
+    /// The functions that it may run, itself first.
+    pub(crate) reached: Vec<u32>,
     /// Where each shared variable lies: (variable, offset).
     pub(crate) shared_layout: Vec<(u32, u32)>,
     /// Where dynamic shared memory begins.

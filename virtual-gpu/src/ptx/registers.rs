@@ -18,8 +18,13 @@ impl Module {
             let threads = n.iter().product::<u32>().max(1) * kernel.min_blocks_per_sm.unwrap_or(1).max(1);
             ((64 << 10) / threads.next_multiple_of(32)) & !7
         });
-        let f = &self.functions[kernel.function];
-        (live(f) + OVERHEAD).next_multiple_of(2).clamp(16, most.min(bound.max(16)))
+        // those of a caller are kept on the stack
+        let most_live = kernel.reached.iter().map(|&f| {
+            let f = &self.functions[f as usize];
+            *f.live.get_or_init(|| live(f))
+        });
+        let most_live = most_live.max().unwrap_or(0);
+        (most_live + OVERHEAD).next_multiple_of(2).clamp(16, most.min(bound.max(16)))
     }
 }
 

@@ -70,6 +70,11 @@ fn a_pointer_is_called_as_its_function() {
     gives("", &format!("{by_table} call.uni (%r0), %rd2, (%r1), P;"), |t| t + 1000);
     let targets = "T: .calltargets next, triple;";
     gives("", &format!("{targets} mov.u64 %rd2, triple; call (%r0), %rd2, (%r1), T;"), |t| 3 * t);
+    // where its parameters lie is the function's matter, not the prototype's
+    let second = ".func (.param .b32 r) second(.param .align 8 .b8 x[8]) { .reg .b32 %r<2>; ld.param.u32 %r1, [x+4]; st.param.b32 [r], %r1; ret; }";
+    let code = "A: .callprototype (.param .b32 _) _ (.param .align 4 .b8 _[8]); .param .align 4 .b8 p[8]; st.param.b32 [p], 7; st.param.b32 [p+4], %r1;
+        mov.u64 %rd2, second; call (%r0), %rd2, (p), A;";
+    gives(second, code, |t| t);
     // neither parameters nor results, and a prototype of the block around
     let nothing =
         ".global .u32 count; .func nothing() { .reg .b32 %r<2>; atom.global.add.u32 %r1, [count], 1; ret; }";
@@ -172,7 +177,7 @@ fn wrong_pointers_are_findings() {
 }
 
 #[test]
-fn kernels_have_the_shared_memory_of_what_they_may_call() {
+fn kernels_have_the_shared_memory_and_registers_of_what_they_may_call() {
     let text = |call: &str| {
         format!(
             "{HEAD}{FUNCTIONS}.visible .entry k(.param .u64 f) {{ .reg .b64 %rd<2>; .reg .b32 %r<2>; {call} ret; }}"
@@ -184,6 +189,25 @@ fn kernels_have_the_shared_memory_of_what_they_may_call() {
             "P: .callprototype (.param .b32 _) _ ({prototype}); ld.param.u64 %rd1, [f]; call (%r1), %rd1, ({arguments}), P;"
         )
     };
+    let registers = |call: &str| {
+        let module = Module::parse(&text(call)).unwrap();
+        module.registers(&module.kernels()[0])
+    };
+    // those of a function that keeps 40 numbers at once, if the kernel may call it
+    assert_eq!(registers(""), 16);
+    let many: String = (1..=40).map(|i| format!("ld.shared.u32 %r{i}, [%r1];")).collect();
+    let uses: String = (2..=40).map(|i| format!("add.u32 %r1, %r1, %r{i};")).collect();
+    let code = format!(".reg .b32 %r<41>; ld.param.u32 %r1, [x]; {many} {uses} st.param.b32 [r], %r1; ret;");
+    let many = format!(".func (.param .b32 r) many(.param .b32 x) {{ {code} }} .global .u64 to_many = many;");
+    let module = Module::parse(
+        &text(&by_pointer(".param .b32 _", "1")).replace(".visible", &format!("{many} .visible")),
+    );
+    let module = module.unwrap();
+    assert!(
+        (40..56).contains(&module.registers(&module.kernels()[0])),
+        "{}",
+        module.registers(&module.kernels()[0])
+    );
     assert_eq!(shared(""), 0);
     assert_eq!(shared(&by_pointer(".param .b32 _", "1")), 160);
     assert_eq!(shared(&by_pointer(".param .b32 _, .param .b32 _", "1, 2")), 0, "`sum` has no shared memory");
