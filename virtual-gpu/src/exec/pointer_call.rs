@@ -5,8 +5,7 @@ use super::regs::{LANES, lanes};
 use super::warp::{Entry, Warp};
 use crate::finding::FindingKind;
 use crate::memory::{CODE_STEP, POISON};
-use crate::ptx::MAX_LOCAL;
-use crate::ptx::inst::{CallSite, Function};
+use crate::ptx::inst::{CallSite, Function, MAX_LOCAL};
 
 /// How deep functions may call each other where a call is by pointer.
 const MAX_DEPTH: usize = 1024;

@@ -1,6 +1,9 @@
 //! The decoded form: one fixed-size [`Inst`] per PTX instruction, registers and constants alike numbered as
 //! rows of the warp's register files, so that the executor never looks at a name or an operand kind.
 
+/// The most bytes of local memory of a thread (compute capability 6.1).
+pub(crate) const MAX_LOCAL: u32 = 512 << 10;
+
 /// Row of the 32-bit (also 16-bit), 64-bit or predicate file, by the instruction's type.
 pub(crate) type Row = u32;
 /// Set in a predicate row: the operand is negated.
@@ -369,6 +372,13 @@ pub(crate) enum Init {
 pub(crate) struct Signature {
     pub formals: Vec<(u32, u32)>,
     pub returns: Vec<(u32, u32)>,
+}
+
+/// How a pointer is called: `.callprototype`, or `.calltargets` with the functions that it may point to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Prototype {
+    pub signature: Signature,
+    pub targets: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]

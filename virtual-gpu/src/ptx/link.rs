@@ -1,13 +1,11 @@
 //! Per kernel: the functions it reaches, the layout of its shared variables, the size of its local memory.
 
-use super::inst::{Init, Op};
+use super::inst::{Init, MAX_LOCAL, Op};
 use super::pointers::{self, Candidates};
 use super::{Module, PtxError, VarSpace};
 
 /// The most bytes of all .global variables: with what is known of each byte they take twice that.
 const MAX_GLOBAL: u64 = 1 << 30;
-/// The most bytes of local memory of a thread (compute capability 6.1).
-pub(crate) const MAX_LOCAL: u32 = 512 << 10;
 /// How deep functions may call each other.
 const MAX_CALLS: usize = 256;
 /// The most functions and calls that are gone through, over all kernels.

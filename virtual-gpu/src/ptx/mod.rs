@@ -19,7 +19,6 @@ use std::fmt;
 
 pub(crate) use lines::Lines;
 pub use lines::SourceLine;
-pub(crate) use link::MAX_LOCAL;
 
 /// Why a text is not PTX that sm_61 can run.
 #[derive(Clone, Debug, PartialEq, Eq)]

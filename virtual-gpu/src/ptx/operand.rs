@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use super::PtxError;
-use super::inst::{Function, Init, NEG, NONE, Row, Special};
-use super::pointers::Prototype;
+use super::inst::{Function, Init, NEG, NONE, Prototype, Row, Special};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {

@@ -1,62 +1,9 @@
-//! Calls by pointer: their prototypes, and the functions that they may reach.
+//! The functions that calls by pointer may reach.
 
 use std::collections::HashMap;
 
-use super::inst::{Function, Init, Signature};
-use super::operand::Name;
-use super::parser::Parser;
+use super::inst::{CallSite, Init};
 use super::{Module, Pointer, PtxError};
-
-/// How a pointer is called: `.callprototype`, or `.calltargets` with the functions that it may point to.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Prototype {
-    pub signature: Signature,
-    pub targets: Vec<u32>,
-}
-
-impl<'a> Parser<'a, '_> {
-    /// The prototype after a label, if there is one.
-    pub(super) fn prototype(
-        &mut self,
-        names: &HashMap<&'a str, Name>,
-        functions: &[Function],
-    ) -> Result<Option<Prototype>, PtxError> {
-        let mut prototype = Prototype::default();
-        if self.eat_word(".callprototype") {
-            // laid out as a function's own
-            let (mut layout, mut unnamed) = (Function::default(), Vec::new());
-            let Signature { formals, returns } = &mut prototype.signature;
-            if self.eat(b'(') {
-                self.formals(&mut layout, &mut unnamed, returns)?;
-            }
-            self.word()?;
-            if self.eat(b'(') {
-                self.formals(&mut layout, &mut unnamed, formals)?;
-            }
-            while self.eat_word(".noreturn") {}
-        } else if self.eat_word(".calltargets") {
-            loop {
-                let name = self.word()?;
-                let Some(&Name::Function(id)) = names.get(name) else {
-                    return self.err(format!("`{name}` is not a declared function"));
-                };
-                let signature = &functions[id as usize].signature;
-                if prototype.targets.is_empty() {
-                    prototype.signature = signature.clone();
-                } else if prototype.signature != *signature {
-                    return self.err(format!("`{name}` has other parameters than the targets before it"));
-                }
-                prototype.targets.push(id);
-                if !self.eat(b',') {
-                    break;
-                }
-            }
-        } else {
-            return Ok(None);
-        }
-        Ok(Some(prototype))
-    }
-}
 
 /// Marks the functions whose address is an operand or in an initialiser.
 pub(super) fn mark(m: &mut Module) -> Result<(), PtxError> {
@@ -99,7 +46,7 @@ impl Candidates {
     }
 
     /// Those that a call may reach.
-    pub fn of(&self, site: &super::inst::CallSite) -> &[u32] {
+    pub fn of(&self, site: &CallSite) -> &[u32] {
         let formals = site.args.iter().map(|arg| arg.2).collect();
         let returns = site.rets.iter().map(|ret| ret.2).collect();
         self.0.get(&(formals, returns)).map_or(&[], Vec::as_slice)

@@ -2,7 +2,6 @@
 
 use super::super::inst::*;
 use super::super::operand::{Arg, Body, Name, Width};
-use super::super::pointers::Prototype;
 use super::{Decoder, Result, Ty};
 use crate::counters::Class;
 
