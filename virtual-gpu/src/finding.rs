@@ -37,6 +37,10 @@ pub enum FindingKind {
     Trap,
     /// An `assert` of the kernel failed.
     AssertFailed,
+    /// A call by a pointer that is null, or to no function of these parameters.
+    WrongCall,
+    /// Calls by pointer deeper than a thread's local memory.
+    StackOverflow,
     /// More instructions than the configured limit: an endless loop.
     Timeout,
     /// The launch exceeds a limit of sm_61 or of the kernel.
@@ -53,6 +57,8 @@ impl FindingKind {
             Self::Misaligned => 716,
             Self::Timeout => 702,
             Self::AssertFailed => 710,
+            Self::StackOverflow => 714,
+            Self::WrongCall => 718,
             Self::InvalidLaunch => 1,
             Self::TooManyThreads => 701,
             _ => 719,
@@ -74,6 +80,8 @@ impl FindingKind {
             Self::MissingWait => "missing wait between devices",
             Self::Trap => "trap",
             Self::AssertFailed => "assertion failed",
+            Self::WrongCall => "wrong call by pointer",
+            Self::StackOverflow => "calls too deep",
             Self::Timeout => "time-out",
             Self::InvalidLaunch => "invalid launch",
             Self::TooManyThreads => "too many threads for the kernel",

@@ -14,6 +14,10 @@ const FIRST: u64 = 1 << 48;
 /// Windows of shared and local memory in the generic address space.
 pub(crate) const SHARED_WINDOW: u64 = 0x1_f000_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x1_f100_0000_0000;
+/// Addresses of functions, of which no memory lies there: those of each device, and the bytes between two functions.
+pub(crate) const CODE: u64 = 0x1_f200_0000_0000;
+pub(crate) const CODE_SPAN: u64 = 1 << 40;
+pub(crate) const CODE_STEP: u64 = 16;
 pub(crate) const WINDOW_BYTES: u64 = 1 << 24;
 /// Addresses of each device.
 const SPAN: u64 = 1 << 44;

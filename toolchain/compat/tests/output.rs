@@ -3,17 +3,18 @@
 //! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
 mod common;
+#[path = "common/virtual_gpu.rs"]
+mod virtual_gpu;
 
-use pascaline_virtual_gpu::{Config, FindingKind, Gpu, Launch, Module};
-use std::sync::Arc;
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use pascaline_virtual_gpu::{Config, FindingKind, Gpu};
+use virtual_gpu::{Result, buffer, launch};
 
 const SOURCE: &str = include_str!("../gpu/src/output.rs");
 
 fn main() -> Result<()> {
     let builder = common::builder();
     let with_places = builder.clone().features(["panic-place"]);
+    let with_texts = builder.clone().features(["panic-text", "text"]);
     let Some(text) = common::ptx(builder, "output of kernels")? else { return Ok(()) };
     printed(&text)?;
     scoped(&text)?;
@@ -22,22 +23,13 @@ fn main() -> Result<()> {
     let message = format!("assertion `no panic` failed in a kernel, src/output.rs:{line}");
     let Some(text) = common::ptx(with_places, "places of panics")? else { return Ok(()) };
     panics(&text, FindingKind::AssertFailed, &message)?;
-    println!("test result: ok. 4 passed; 0 failed");
+    let Some(text) = common::ptx(with_texts, "texts of panics")? else { return Ok(()) };
+    let wanted = "assertion `index out of bounds: the len is 5 but the index is 5` failed";
+    panics(&text, FindingKind::AssertFailed, &format!("{wanted} in a kernel, src/output.rs:{line}"))?;
+    says(&text)?;
+    lines(&text)?;
+    println!("test result: ok. 6 passed; 0 failed");
     Ok(())
-}
-
-fn launch(gpu: &mut Gpu, text: &str, kernel: &str, threads: u32, arguments: &[u64]) -> Result<()> {
-    let module = gpu.load(Arc::new(Module::parse(text)?)).expect("enough memory");
-    let params: Vec<u8> = arguments.iter().flat_map(|argument| argument.to_le_bytes()).collect();
-    let launch = Launch { grid: [1; 3], block: [threads, 1, 1], dynamic_shared: 0, params: &params };
-    gpu.launch(&module, kernel, launch)?;
-    Ok(())
-}
-
-fn buffer(gpu: &mut Gpu, bytes: &[u8]) -> Result<u64> {
-    let address = gpu.alloc(bytes.len() as u64).expect("enough memory");
-    gpu.write(address, bytes).expect("just allocated");
-    Ok(address)
 }
 
 fn printed(text: &str) -> Result<()> {
@@ -63,6 +55,57 @@ fn panics(text: &str, kind: FindingKind, message: &str) -> Result<()> {
     let fault = error.downcast::<pascaline_virtual_gpu::Fault>()?;
     assert_eq!(fault.kind, kind, "{fault}");
     assert!(fault.to_string().contains(message), "{fault}");
+    Ok(())
+}
+
+/// What each panic says, and from where.
+fn says(text: &str) -> Result<()> {
+    let long: Vec<u8> = (0..=255).collect();
+    let cut = format!("{long:?}").chars().take(252).collect::<String>() + "…";
+    let wanted = [
+        ("0 => ", "x is 0.1, i is 0x1f"),
+        ("1 => ", "assertion `left == right` failed: twice\n  left: 62\n right: 7"),
+        ("2 => ", &cut),
+        ("3 => ", "plain"),
+        (".expect(", "no text: Utf8Error { valid_up_to: 128, error_len: Some(1) }"),
+        (".unwrap()", "called `Option::unwrap()` on a `None` value"),
+    ];
+    for (how, (place, says)) in (0u64..).zip(wanted) {
+        let line = 1 + SOURCE.lines().position(|line| line.contains(place)).expect("it is there");
+        let mut gpu = Gpu::new(Config::default());
+        let bytes = buffer(&mut gpu, &long)?;
+        let arguments = [how | u64::from(0.1f32.to_bits()) << 32, bytes, long.len() as u64];
+        let error = launch(&mut gpu, text, "says", 32, &arguments).expect_err("thread 31 panics");
+        let fault = error.downcast::<pascaline_virtual_gpu::Fault>()?;
+        let message = format!("assertion `{says}` failed in a kernel, src/output.rs:{line}");
+        assert_eq!(
+            (fault.kind, fault.thread, &fault.message),
+            (FindingKind::AssertFailed, [31, 0, 0], &message)
+        );
+    }
+    Ok(())
+}
+
+/// Lines that `core::fmt` writes are the host's.
+fn lines(text: &str) -> Result<()> {
+    let mut gpu = Gpu::new(Config::default());
+    let x: Vec<f64> =
+        (0..40).map(|i| [0.1, -3.0, 1e21, 5e-324, f64::NAN, 1.0 / 3.0][i % 6] * i as f64).collect();
+    let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let at = buffer(&mut gpu, &bytes)?;
+    launch(&mut gpu, text, "lines", 64, &[at, x.len() as u64])?;
+    let got = gpu.take_printed();
+    let wanted = |(i, value): (usize, &f64)| {
+        let line = format!("{value:?} {:>9.3} {:e} {:?} {:04x}", *value as f32, value, Some(i), -(i as i8));
+        let cut = line.len() > 63;
+        let line = if cut { line[..60].to_owned() + "…" } else { line };
+        format!("{i}: {line} {}", u32::from(cut))
+    };
+    let mut wanted: Vec<String> = x.iter().enumerate().map(wanted).collect();
+    let mut got: Vec<&str> = got.lines().collect();
+    got.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(got, wanted);
     Ok(())
 }
 

@@ -16,7 +16,11 @@ pub(crate) fn item_end(lines: &[&str], first: usize) -> Option<usize> {
 
 /// The name that a line outside of entries declares: the last word before its size, value, parameters or end.
 pub(crate) fn declared_name(line: &str) -> &str {
-    let head = line.split(['[', '=', ';']).next().unwrap_or(line);
+    let after = line.split_once(".func").map_or(line, |(_, after)| after).trim_start();
+    // a result, which may be an array, stands before a function's name
+    let named =
+        after.strip_prefix('(').and_then(|result| result.split_once(')')).map_or(line, |(_, name)| name);
+    let head = named.split(['[', '=', ';']).next().unwrap_or(named);
     let head = head.strip_suffix('(').unwrap_or(head).trim_end();
     head.rsplit([' ', '\t', '(']).find(|word| !word.is_empty()).unwrap_or(head)
 }
@@ -25,4 +29,25 @@ pub(crate) fn declared_name(line: &str) -> &str {
 pub(crate) fn entry_name(line: &str) -> Option<&str> {
     let (_, rest) = line.split_once(".entry ")?;
     Some(rest.split(['(', ' ']).next().unwrap_or(rest).trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::declared_name;
+
+    #[test]
+    fn names_are_those_that_lines_declare() {
+        for (line, name) in [
+            (".global .align 8 .u64 vtable_$_0[5] = {0, 4, 4, area, scaled};", "vtable_$_0"),
+            (".visible .global .align 4 .u32 count;", "count"),
+            (".extern .shared .align 16 .b8 dynamic[];", "dynamic"),
+            (".func stops", "stops"),
+            (".func  (.param .b32 func_retval0) sum(", "sum"),
+            (".visible .func  (.param .align 16 .b8 func_retval0[8]) sincosf(", "sincosf"),
+            (".func  (.param .align 16 .b8 func_retval0[8]) sincosf", "sincosf"),
+            ("(.param .b32 func_retval0) vprintf", "vprintf"),
+        ] {
+            assert_eq!(declared_name(line), name, "{line}");
+        }
+    }
 }

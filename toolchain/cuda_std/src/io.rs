@@ -1,17 +1,21 @@
-//! Text from kernels: [`print!`](crate::print) and [`println!`](crate::println), and where a panic was with the feature `panic-place`.
+//! Text from kernels: [`print!`](crate::print) and [`println!`](crate::println), where a panic was with the feature `panic-place`, and
+//! what it says with `panic-text`.
 //!
 //! The driver's `vprintf` prints. It keeps what kernels print in a buffer (1 MB at first) and writes it to the host's stdout at the next
 //! synchronisation; what does not fit is lost. The text of one call is never mixed with another thread's. Source: CUDA C++
 //! Programming Guide, "Formatted Output".
 //!
-//! `core::fmt` is not used, as it calls by pointer. The text becomes a format of C while it is compiled, and wrong uses are errors then.
+//! `print!` does without `core::fmt`, which calls by pointer. The text becomes a format of C while it is compiled, and wrong uses are
+//! errors then. What needs `core::fmt`, such as `{:?}`, is written into a [`Line`] and printed as one.
+
+pub use crate::line::Line;
 
 /// Bytes of a format of C, its end with them.
 const MOST: usize = 512;
 
 /// Prints text with up to eight values, given by position: `print!("x[{}] = {:.3}\n", i, x)`.
 ///
-/// Values are numbers, `bool` (0 or 1) and pointers. Between the braces may stand `:`, a width (filled with zeros if it begins with `0`), for floats
+/// Values are numbers, `bool` (0 or 1), pointers and references to a [`Line`](crate::io::Line). Between the braces may stand `:`, a width (filled with zeros if it begins with `0`), for floats
 /// a precision, for integers `x`. Floats without a precision have all their digits. `{{` and `}}` are braces.
 #[macro_export]
 macro_rules! print {
@@ -54,6 +58,7 @@ pub enum Kind {
     F32,
     F64,
     Pointer,
+    Text,
 }
 
 /// A value that kernels print.
@@ -94,6 +99,15 @@ values! {
     isize: Signed64 as i64;
     f32: F32 as f64;
     f64: F64 as f64;
+}
+
+impl<const N: usize> Value for &Line<N> {
+    const KIND: Kind = Kind::Text;
+    type C = u64;
+    #[inline(always)]
+    fn c(self) -> u64 {
+        self.as_ptr() as u64
+    }
 }
 
 impl<T> Value for *const T {
@@ -210,6 +224,7 @@ const fn format(text: &str, kinds: &[Kind]) -> [u8; MOST] {
                     Kind::F32 => b".9g",
                     Kind::F64 => b".17g",
                     Kind::Pointer => b"p",
+                    Kind::Text => b"s",
                 };
                 let mut i = 0;
                 while i < conversion.len() {
@@ -262,7 +277,7 @@ unsafe extern "C" {
     /// The driver's: `format` as C has it, and the values one after the other, each at a multiple of its size.
     fn vprintf(format: *const u8, values: *const u8) -> i32;
     /// The driver's: writes the texts to the host's stderr, and ends the grid with `CUDA_ERROR_ASSERT`.
-    #[cfg(feature = "panic-place")]
+    #[cfg(any(feature = "panic-place", feature = "panic-text"))]
     fn __assertfail(
         text: *const u8,
         file: *const u8,
@@ -272,12 +287,27 @@ unsafe extern "C" {
     );
 }
 
-/// Says where a panic was; the driver adds block and thread. What was wrong would need `core::fmt`.
-#[cfg(all(target_arch = "nvptx64", feature = "panic-place"))]
+/// Says what a panic says and where it was; the driver adds block and thread.
+#[cfg(all(target_arch = "nvptx64", feature = "panic-text"))]
+pub(crate) fn panicked(info: &core::panic::PanicInfo<'_>) {
+    use core::fmt::Write;
+    let (mut text, mut file) = (Line::<256>::new(), Line::<256>::new());
+    // a text that is too long is cut
+    let _ = write!(text, "{}", info.message());
+    let line = info.location().map_or(0, |place| {
+        let _ = file.write_str(place.file());
+        place.line()
+    });
+    // SAFETY: the three texts end with a zero.
+    unsafe { __assertfail(text.as_ptr(), file.as_ptr(), line, c"a kernel".as_ptr().cast(), 1) };
+}
+
+/// Says where a panic was; the driver adds block and thread. What was wrong needs `core::fmt`: the feature `panic-text`.
+#[cfg(all(target_arch = "nvptx64", feature = "panic-place", not(feature = "panic-text")))]
 #[inline(always)]
-pub(crate) fn panicked(place: Option<&core::panic::Location<'_>>) {
+pub(crate) fn panicked(info: &core::panic::PanicInfo<'_>) {
     let mut file = [0; 256];
-    let (name, line) = place.map_or(("", 0), |place| (place.file(), place.line()));
+    let (name, line) = info.location().map_or(("", 0), |place| (place.file(), place.line()));
     for (to, from) in file.iter_mut().take(255).zip(name.bytes()) {
         *to = from;
     }
@@ -302,6 +332,7 @@ mod tests {
         assert_eq!(text("{}{}{:8}", &[Signed, Signed64, Unsigned64]), "%d%lld%8llu");
         assert_eq!(text("{:08x} {:x} {}", &[Unsigned, Signed64, Pointer]), "%08x %llx %p");
         assert_eq!(text("{} {} 5 % of {{}}", &[F32, F64]), "%.9g %.17g 5 %% of {}");
+        assert_eq!(text("{:8}{}", &[Text, Signed]), "%8s%d");
     }
 
     #[test]
@@ -312,6 +343,7 @@ mod tests {
             ("", &[Signed][..]),
             ("{:.3}", &[Signed]),
             ("{:x}", &[F32]),
+            ("{:x}", &[Text]),
             ("{name}", &[Signed]),
             ("{", &[Signed]),
             ("}", &[]),

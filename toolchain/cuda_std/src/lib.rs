@@ -43,6 +43,7 @@ pub mod float;
 pub mod intrinsics;
 pub mod io;
 pub mod launch;
+mod line;
 mod lowered;
 pub mod mem;
 pub mod misc;
@@ -64,13 +65,13 @@ pub mod prelude {
     pub use crate::{DevicePtr, DevicePtrMut, KernelParams, inlined, kernel, thread, warp};
 }
 
-/// A panic ends the grid: with an illegal-instruction error at the next synchronisation and no message, or with the feature
-/// `panic-place` with a failed assertion whose place the driver prints.
+/// A panic ends the grid: with an illegal-instruction error at the next synchronisation and no message, or with the features
+/// `panic-place` and `panic-text` with a failed assertion whose place, or text and place, the driver prints.
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {
-    #[cfg(feature = "panic-place")]
-    io::panicked(_info.location());
+    #[cfg(any(feature = "panic-place", feature = "panic-text"))]
+    io::panicked(_info);
     // SAFETY: `trap` ends the grid; nothing runs after it.
     unsafe { core::arch::nvptx::trap() }
 }

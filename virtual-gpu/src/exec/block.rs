@@ -10,6 +10,7 @@ use super::shape::{Count, Facts, Shapes};
 use super::warp::Warp;
 use crate::counters::Counters;
 use crate::finding::{Finding, FindingKind, own};
+use crate::memory::CODE_STEP;
 use crate::ptx::inst::{Init, Special};
 
 /// The result of a check, boxed because findings are rare and large.
@@ -162,6 +163,7 @@ impl<'j> Block<'j> {
             Init::Global(v, n) => job.globals[v as usize].wrapping_add(n as u64),
             Init::Shared(v, n) => (job.shared_arrays.offset(v) as u64).wrapping_add(n as u64),
             Init::Local(n) => (local_base + n) as u64,
+            Init::Function(f) => job.code + CODE_STEP * u64::from(f),
         }
     }
 

@@ -36,6 +36,8 @@ pub(super) struct Job<'a> {
     pub dynamic_shared: u32,
     pub params: &'a [u8],
     pub globals: &'a [u64],
+    /// Address of the module's first function.
+    pub code: u64,
     pub shared_arrays: SharedArrays,
     /// `None` without the check.
     pub global_races: Option<GlobalRaces>,

@@ -13,6 +13,7 @@ mod global_races;
 mod job;
 mod lane;
 mod line_costs;
+mod pointer_call;
 mod print;
 mod races;
 mod regs;
@@ -31,8 +32,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::finding::{Fault, Finding, FindingKind};
-use crate::memory::{Allocation, Memory, MemoryError, WRITTEN};
-use crate::ptx::{Kernel, Module, VarSpace};
+use crate::memory::{Allocation, CODE, CODE_SPAN, CODE_STEP, Memory, MemoryError, WRITTEN};
+use crate::ptx::{Kernel, Module, Pointer, VarSpace};
 use alu::Fast;
 use block::Block;
 use global_races::GlobalRaces;
@@ -97,6 +98,8 @@ pub struct LoadedModule {
     pub module: Arc<Module>,
     /// Address of each variable, 0 for shared ones.
     pub(crate) addresses: Vec<u64>,
+    /// Address of the first function.
+    pub(crate) code: u64,
 }
 
 impl LoadedModule {
@@ -139,6 +142,8 @@ pub struct Gpu {
     pub(crate) memory: Memory,
     config: Config,
     launches: u64,
+    /// Address of the next module's functions: none is used twice.
+    code: u64,
     printed: String,
 }
 
@@ -150,7 +155,8 @@ impl Gpu {
     /// Device number `device`, whose memory has addresses of its own.
     pub(crate) fn numbered(device: usize, config: Config) -> Self {
         let memory = Memory::new(device, config.memory(), config.checks.uninitialized);
-        Self { memory, config, launches: 0, printed: String::new() }
+        let code = CODE + CODE_SPAN * device as u64;
+        Self { memory, config, launches: 0, code, printed: String::new() }
     }
 
     pub fn config(&self) -> &Config {
@@ -189,9 +195,12 @@ impl Gpu {
         }
         for (v, &at) in module.variables.iter().zip(&addresses).filter(|(v, _)| v.space != VarSpace::Shared) {
             let mut bytes = v.init.clone();
-            for &(offset, n, target, addend) in &v.relocs {
-                let value = addresses[target as usize].wrapping_add(addend as u64);
-                bytes[offset..offset + n].copy_from_slice(&value.to_le_bytes()[..n]);
+            for &(offset, pointer) in &v.relocs {
+                let value = match pointer {
+                    Pointer::Variable(v, addend) => addresses[v as usize].wrapping_add(addend as u64),
+                    Pointer::Function(f) => self.code + CODE_STEP * u64::from(f),
+                };
+                bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
             }
             self.memory.write(at, &bytes)?;
             let zeroes = vec![0; ZEROES.min(v.bytes) as usize];
@@ -200,7 +209,9 @@ impl Gpu {
                 self.memory.write(at + from, &zeroes[..n])?;
             }
         }
-        Ok(LoadedModule { module, addresses })
+        let code = self.code;
+        self.code += CODE_STEP * module.functions.len() as u64;
+        Ok(LoadedModule { module, addresses, code })
     }
 
     pub fn unload(&mut self, loaded: &LoadedModule) -> Result<(), MemoryError> {
@@ -324,6 +335,7 @@ impl<'a> Job<'a> {
             dynamic_shared: l.dynamic_shared,
             params: l.params,
             globals: &loaded.addresses,
+            code: loaded.code,
             shared_arrays: SharedArrays::new(kernel, &loaded.module.variables, l.dynamic_shared),
             global_races: None,
             launch_id: gpu.launches,

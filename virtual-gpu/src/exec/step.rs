@@ -77,7 +77,9 @@ impl Warp {
         let (caller_base, callee_base) = (caller.local_base as usize, frame.local_base as usize);
         for lane in lanes(frame.mask & self.live) {
             let stride = lane * self.local_bytes;
-            for &(from, to, bytes) in &site.rets {
+            // a function that was called by pointer may have its results elsewhere than the prototype
+            let places = &b.job.functions[frame.function as usize].signature.returns;
+            for (&(from, _), &(_, to, bytes)) in places.iter().zip(&site.rets) {
                 let at = stride + callee_base + from as usize;
                 match to {
                     Value::Local(offset) => {
@@ -92,18 +94,19 @@ impl Warp {
         }
     }
 
-    fn call(&mut self, b: &Block<'_>, f: &Function, inst: &Inst, mask: u32) {
-        let site = &f.calls[inst.imm as usize];
+    /// Calls a function, whose parameters have the bytes that the call's have.
+    pub fn call(&mut self, b: &Block<'_>, f: &Function, site: &CallSite, callee: u32, mask: u32) {
         let Some(frame) = self.frames.last() else { return };
         let caller_base = frame.local_base as usize;
         let callee_base = caller_base + f.local_bytes.next_multiple_of(16) as usize;
-        let callee_bytes = b.job.functions[site.callee as usize].local_bytes as usize;
+        let Function { signature, local_bytes, .. } = &b.job.functions[callee as usize];
+        let callee_bytes = *local_bytes as usize;
         for lane in lanes(mask) {
             let stride = lane * self.local_bytes;
             if !self.local_written.is_empty() {
                 self.local_written[stride + callee_base..][..callee_bytes].fill(0);
             }
-            for &(value, to, bytes) in &site.args {
+            for (&(value, ..), &(to, bytes)) in site.args.iter().zip(&signature.formals) {
                 let (to, bytes) = (stride + callee_base + to as usize, bytes as usize);
                 let v = match value {
                     Value::Local(from) => {
@@ -119,7 +122,7 @@ impl Warp {
                 }
             }
         }
-        self.enter(b, site.callee, mask);
+        self.enter(b, callee, mask);
     }
 
     /// Runs until the warp ends, waits, or has used up its quantum.
@@ -233,7 +236,14 @@ impl Warp {
                     }
                     Op::Call => {
                         self.stack[top].pc = pc + 1;
-                        self.call(b, f, inst, mask);
+                        let site = &f.calls[inst.imm as usize];
+                        if let Some(callee) = site.callee {
+                            self.call(b, f, site, callee, mask);
+                        }
+                        continue 'entry;
+                    }
+                    Op::CallPointer => {
+                        self.call_pointer(b, f, pc, mask)?;
                         continue 'entry;
                     }
                     Op::Print => print::vprintf(b, self, &f.calls[inst.imm as usize], inst, mask)?,

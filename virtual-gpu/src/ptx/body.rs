@@ -1,5 +1,7 @@
 //! Function bodies: statements, local declarations, scopes and labels.
 
+use std::collections::HashMap;
+
 use super::flow;
 use super::inst::*;
 use super::lexer::Tok;
@@ -73,8 +75,9 @@ impl<'a> Parser<'a, '_> {
                     b.scope().tables.insert(label, list);
                     return self.expect(b';');
                 }
-                if matches!(self.peek(), Some(Tok::Word(w)) if w.starts_with(".call")) {
-                    return self.err("indirect calls are not supported");
+                if let Some(prototype) = self.prototype(b.module_names, functions)? {
+                    b.scope().prototypes.insert(label, prototype);
+                    return self.expect(b';');
                 }
                 let at = b.f.code.len() as u32;
                 if b.scope().labels.insert(label, at).is_some() {
@@ -97,23 +100,63 @@ impl<'a> Parser<'a, '_> {
                 self.expect(b',')?;
             }
             let callee = self.word()?;
-            let mut args = Vec::new();
-            if self.eat(b',') {
-                self.expect(b'(')?;
+            let (mut args, mut prototype) = (Vec::new(), None);
+            let mut more = self.eat(b',');
+            if more && self.eat(b'(') {
                 args = self.args(b')')?;
+                more = self.eat(b',');
             }
-            if self.peek() == Some(Tok::Punct(b',')) {
-                return self.err("indirect calls are not supported");
+            if more {
+                prototype = Some(self.word()?);
             }
             self.expect(b';')?;
-            return b.call(guard, &rets, callee, &args, |id| {
-                let f = &functions[id as usize];
-                (f.formals.clone(), f.returns.clone())
-            });
+            return b.call(guard, &rets, (callee, prototype), &args, functions);
         }
         b.admit(opcode)?;
         let args = self.args(b';')?;
         b.instruction(guard, opcode, &args)
+    }
+
+    /// The prototype after a label, if there is one.
+    fn prototype(
+        &mut self,
+        names: &HashMap<&'a str, Name>,
+        functions: &[Function],
+    ) -> Result<Option<Prototype>, PtxError> {
+        let mut prototype = Prototype::default();
+        if self.eat_word(".callprototype") {
+            // laid out as a function's own
+            let (mut layout, mut unnamed) = (Function::default(), Vec::new());
+            let Signature { formals, returns } = &mut prototype.signature;
+            if self.eat(b'(') {
+                self.formals(&mut layout, &mut unnamed, returns)?;
+            }
+            self.word()?;
+            if self.eat(b'(') {
+                self.formals(&mut layout, &mut unnamed, formals)?;
+            }
+            while self.eat_word(".noreturn") {}
+        } else if self.eat_word(".calltargets") {
+            loop {
+                let name = self.word()?;
+                let Some(&Name::Function(id)) = names.get(name) else {
+                    return self.err(format!("`{name}` is not a declared function"));
+                };
+                let signature = &functions[id as usize].signature;
+                if prototype.targets.is_empty() {
+                    prototype.signature = signature.clone();
+                } else if prototype.signature != *signature {
+                    return self.err(format!("`{name}` has other parameters than the targets before it"));
+                }
+                prototype.targets.push(id);
+                if !self.eat(b',') {
+                    break;
+                }
+            }
+        } else {
+            return Ok(None);
+        }
+        Ok(Some(prototype))
     }
 
     fn local_directive(

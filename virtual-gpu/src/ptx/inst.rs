@@ -1,6 +1,9 @@
 //! The decoded form: one fixed-size [`Inst`] per PTX instruction, registers and constants alike numbered as
 //! rows of the warp's register files, so that the executor never looks at a name or an operand kind.
 
+/// The most bytes of local memory of a thread (compute capability 6.1).
+pub(crate) const MAX_LOCAL: u32 = 512 << 10;
+
 /// Row of the 32-bit (also 16-bit), 64-bit or predicate file, by the instruction's type.
 pub(crate) type Row = u32;
 /// Set in a predicate row: the operand is negated.
@@ -292,6 +295,8 @@ pub(crate) enum Op {
     Brx,
     /// imm = call site
     Call,
+    /// a = the function's address, imm = call site
+    CallPointer,
     /// A call of `vprintf`; imm = call site
     Print,
     /// A call of `__assertfail`; imm = call site
@@ -358,15 +363,34 @@ pub(crate) enum Init {
     Shared(u32, i64),
     /// Offset in this function's local memory.
     Local(i64),
+    /// Address of a function.
+    Function(u32),
+}
+
+/// Parameters and results of a function, each in its local memory: (offset, bytes).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Signature {
+    pub formals: Vec<(u32, u32)>,
+    pub returns: Vec<(u32, u32)>,
+}
+
+/// How a pointer is called: `.callprototype`, or `.calltargets` with the functions that it may point to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Prototype {
+    pub signature: Signature,
+    pub targets: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct CallSite {
-    pub callee: u32,
+    /// `None`: what a pointer points to, which has the bytes that `args` and `rets` say.
+    pub callee: Option<u32>,
     /// (caller's value, callee's local offset, bytes)
     pub args: Vec<(Value, u32, u32)>,
     /// (callee's local offset, caller's place, bytes)
     pub rets: Vec<(u32, Value, u32)>,
+    /// The functions that a call by pointer is limited to; empty if it is not.
+    pub targets: Vec<u32>,
 }
 
 /// A call's actual parameter.
@@ -392,9 +416,13 @@ pub(crate) struct Function {
     /// (row, 64-bit file, content)
     pub inits: Vec<(Row, bool, Init)>,
     pub local_bytes: u32,
-    /// Formal parameters in local memory: (offset, bytes).
-    pub formals: Vec<(u32, u32)>,
-    pub returns: Vec<(u32, u32)>,
+    pub signature: Signature,
+    /// Whether it may be called by pointer.
+    pub address_taken: bool,
+    /// Local memory of a call by pointer: its own and that of the functions that it calls by name.
+    pub stack_bytes: u32,
+    /// The most 32-bit registers live at once, once it is asked for.
+    pub live: std::sync::OnceLock<u32>,
     /// Smallest shared or generic access, in bytes: the granule of the race check.
     pub granule: u8,
     /// Smallest store to global memory or through a generic address, in bytes: the granule of the race check there.

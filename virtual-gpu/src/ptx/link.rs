@@ -1,12 +1,11 @@
 //! Per kernel: the functions it reaches, the layout of its shared variables, the size of its local memory.
 
-use super::inst::{Init, Op};
+use super::inst::{Init, MAX_LOCAL, Op};
+use super::pointers::{self, Candidates};
 use super::{Module, PtxError, VarSpace};
 
 /// The most bytes of all .global variables: with what is known of each byte they take twice that.
 const MAX_GLOBAL: u64 = 1 << 30;
-/// The most bytes of local memory of a thread (compute capability 6.1).
-const MAX_LOCAL: u32 = 512 << 10;
 /// How deep functions may call each other.
 const MAX_CALLS: usize = 256;
 /// The most functions and calls that are gone through, over all kernels.
@@ -18,6 +17,7 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
         return Err(PtxError::new(1, format!("{const_bytes} bytes of constant memory, sm_61 has 65536")));
     }
     own_functions(&mut m);
+    pointers::mark(&mut m)?;
     let global_bytes: u64 = m.variables.iter().filter(|v| v.space == VarSpace::Global).map(|v| v.bytes).sum();
     if global_bytes > MAX_GLOBAL {
         let reason = format!("{global_bytes} bytes of .global variables, at most {MAX_GLOBAL} are supported");
@@ -29,7 +29,8 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
         k.const_bytes = const_bytes as u32;
         k.local_bytes = calls.measure(k.function, k.line)?.local_bytes;
         let mut used = Vec::new();
-        for f in calls.reached(k.function, k.line)? {
+        k.reached = calls.reached(k.function, k.line)?;
+        for &f in &k.reached {
             let f = &m.functions[f as usize];
             k.granule = k.granule.min(f.granule);
             k.store_granule = k.store_granule.min(f.store_granule);
@@ -66,6 +67,13 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
         k.dynamic_start = if k.dynamic_shared { start } else { k.shared_bytes };
         k.shared_layout.extend(dynamic.iter().map(|d| (d.0, start)));
     }
+    let mut stack_bytes = Vec::new();
+    for id in (0..m.functions.len()).filter(|&id| m.functions[id].address_taken) {
+        stack_bytes.push((id, calls.measure(id, 1)?.local_bytes));
+    }
+    for (id, bytes) in stack_bytes {
+        m.functions[id].stack_bytes = bytes;
+    }
     m.kernels = kernels;
     Ok(m)
 }
@@ -78,12 +86,15 @@ fn own_functions(m: &mut Module) {
         [("vprintf", &[8, 8], &[4], Op::Print), ("__assertfail", &[8, 8, 4, 8, 8], &[], Op::AssertFail)];
     for (name, parameters, result, op) in own {
         let function = m.functions.iter().position(|f| {
-            !f.defined && f.name == name && bytes(&f.formals) == parameters && bytes(&f.returns) == result
+            !f.defined
+                && f.name == name
+                && bytes(&f.signature.formals) == parameters
+                && bytes(&f.signature.returns) == result
         });
         let Some(function) = function else { continue };
         for f in &mut m.functions {
             for inst in f.code.iter_mut().filter(|inst| inst.op == Op::Call) {
-                if f.calls[inst.imm as usize].callee as usize == function {
+                if f.calls[inst.imm as usize].callee == Some(function as u32) {
                     inst.op = op;
                 }
             }
@@ -94,6 +105,7 @@ fn own_functions(m: &mut Module) {
 /// Which functions call which, and what was found out about each.
 struct Calls<'m> {
     m: &'m Module,
+    candidates: Candidates,
     measured: Vec<Option<Measured>>,
     /// By function, the kernel for which it was last reached.
     stamp: Vec<u32>,
@@ -120,18 +132,25 @@ struct Open {
 impl<'m> Calls<'m> {
     fn new(m: &'m Module) -> Self {
         let functions = m.functions.len();
-        Self { m, measured: vec![None; functions], stamp: vec![0; functions], stamps: 0, visits: 0 }
+        Self {
+            m,
+            candidates: Candidates::new(m),
+            measured: vec![None; functions],
+            stamp: vec![0; functions],
+            stamps: 0,
+            visits: 0,
+        }
     }
 
-    /// The next call of a function from an instruction on: where it is, its line and its callee.
+    /// The next call by name of a function from an instruction on: where it is, its line and its callee.
     fn next_call(&self, function: usize, from: usize) -> Option<(usize, u32, usize)> {
         let f = &self.m.functions[function];
         let found = f.code[from..].iter().position(|inst| inst.op == Op::Call)?;
         let inst = &f.code[from + found];
-        Some((from + found, inst.line, f.calls[inst.imm as usize].callee as usize))
+        Some((from + found, inst.line, f.calls[inst.imm as usize].callee? as usize))
     }
 
-    /// Goes through each function once, without recursion.
+    /// Goes through each function once, without recursion. Calls by pointer are measured when they are made.
     fn measure(&mut self, function: usize, line: u32) -> Result<Measured, PtxError> {
         const LEAF: Measured = Measured { local_bytes: 0, depth: 0 };
         if let Some(found) = self.measured[function] {
@@ -189,7 +208,7 @@ impl<'m> Calls<'m> {
         self.measured[function].ok_or_else(|| PtxError::new(line, "the kernel has no body"))
     }
 
-    /// The functions that a kernel reaches, itself first.
+    /// The functions that a kernel may reach, itself first.
     fn reached(&mut self, kernel: usize, line: u32) -> Result<Vec<u32>, PtxError> {
         self.stamps += 1;
         let mut all = vec![kernel as u32];
@@ -198,17 +217,20 @@ impl<'m> Calls<'m> {
         while let Some(&f) = all.get(next) {
             next += 1;
             let f = &self.m.functions[f as usize];
-            self.visits += 1 + f.calls.len();
-            if self.visits > MAX_VISITS {
-                return Err(PtxError::new(line, "the kernels call too many functions"));
-            }
-            for call in &f.calls {
-                // those which are called but not defined are the device's own
-                if self.m.functions[call.callee as usize].defined
-                    && self.stamp[call.callee as usize] != self.stamps
-                {
-                    self.stamp[call.callee as usize] = self.stamps;
-                    all.push(call.callee);
+            self.visits += 1;
+            for site in &f.calls {
+                let callees = site.callee.as_ref().map_or(self.candidates.of(site), std::slice::from_ref);
+                self.visits += callees.len();
+                if self.visits > MAX_VISITS {
+                    return Err(PtxError::new(line, "the kernels call too many functions"));
+                }
+                for &callee in callees {
+                    // those which are called but not defined are the device's own
+                    if self.m.functions[callee as usize].defined && self.stamp[callee as usize] != self.stamps
+                    {
+                        self.stamp[callee as usize] = self.stamps;
+                        all.push(callee);
+                    }
                 }
             }
         }

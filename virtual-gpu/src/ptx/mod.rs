@@ -12,6 +12,7 @@ mod lines;
 mod link;
 mod operand;
 mod parser;
+mod pointers;
 mod registers;
 
 use std::fmt;
@@ -77,6 +78,8 @@ pub struct Kernel {
     /// Uses `.extern .shared` memory, whose size the launch gives.
     pub dynamic_shared: bool,
     pub(crate) function: usize,
+    /// The functions that it may run, itself first.
+    pub(crate) reached: Vec<u32>,
     /// Where each shared variable lies: (variable, offset).
     pub(crate) shared_layout: Vec<(u32, u32)>,
     /// Where dynamic shared memory begins.
@@ -104,6 +107,14 @@ pub(crate) enum VarSpace {
     Shared,
 }
 
+/// A pointer in an initialiser.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pointer {
+    /// A variable and an addend.
+    Variable(u32, i64),
+    Function(u32),
+}
+
 /// A module-level variable, or a shared variable of any scope.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
@@ -113,8 +124,8 @@ pub(crate) struct Variable {
     pub align: u64,
     /// Empty: zeroes.
     pub init: Vec<u8>,
-    /// Pointers in the initialiser: (offset, bytes, variable, addend).
-    pub relocs: Vec<(usize, usize, u32, i64)>,
+    /// Pointers in the initialiser, each where it lies.
+    pub relocs: Vec<(usize, Pointer)>,
     /// `.extern .shared x[]`: the launch gives its size.
     pub dynamic: bool,
 }

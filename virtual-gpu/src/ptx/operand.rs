@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::PtxError;
-use super::inst::{Function, Init, NEG, NONE, Row, Special};
+use super::inst::{Function, Init, NEG, NONE, Prototype, Row, Special};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
@@ -83,6 +83,7 @@ pub(super) struct Scope<'a> {
     /// `.reg .b32 %r<100>`: (prefix, first row, count, width)
     pub ranges: Vec<(&'a str, Row, u32, Width)>,
     pub labels: HashMap<&'a str, u32>,
+    pub prototypes: HashMap<&'a str, Prototype>,
     /// Branches whose labels are resolved when the scope ends: (instruction, label, line).
     pub pending: Vec<(usize, &'a str, u32)>,
     pub tables: HashMap<&'a str, Vec<&'a str>>,
@@ -195,14 +196,13 @@ impl<'a, 'm> Body<'a, 'm> {
             Some(Name::Local(at)) => Init::Local(at as i64 + addend),
             // its offset: an address for ld.param alone
             Some(Name::KernelParam(at)) => Init::Bits((at as i64 + addend) as u64),
-            Some(Name::Function(_)) => {
-                return self.err(format!(
-                    "the address of function `{name}` is not supported: indirect calls are not"
-                ));
+            Some(Name::Function(_)) if addend != 0 => {
+                return self.err(format!("`{name}` is a function: an address inside of it is not supported"));
             }
+            Some(Name::Function(id)) => Init::Function(id),
             _ => return Ok(None),
         };
-        if bits == 32 && matches!(init, Init::Global(..)) {
+        if bits == 32 && matches!(init, Init::Global(..) | Init::Function(_)) {
             return self.err(format!("the address of `{name}` has 64 bits"));
         }
         Ok(Some(self.intern(bits == 64, init)))

@@ -7,7 +7,7 @@ use super::inst::*;
 use super::lexer::{Tok, Token, lex};
 use super::lines::Lines;
 use super::operand::{Arg, Imm, Name, Width};
-use super::{Kernel, Module, Param, PtxError, VarSpace, Variable};
+use super::{Kernel, Module, Param, Pointer, PtxError, VarSpace, Variable};
 
 pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
     let toks = lex(text)?;
@@ -357,13 +357,15 @@ impl<'a> Parser<'a, '_> {
                         self.expect(b')')?;
                     }
                     let addend = if self.eat(b'+') { self.int()? as i64 } else { 0 };
-                    let Some(Name::Global(target)) = u.names.get(name) else {
-                        return self.err(format!("`{name}` cannot initialise a variable"));
+                    let pointer = match u.names.get(name) {
+                        Some(&Name::Global(target)) => Pointer::Variable(target, addend),
+                        Some(&Name::Function(target)) if addend == 0 => Pointer::Function(target),
+                        _ => return self.err(format!("`{name}` cannot initialise a variable")),
                     };
                     if bytes != 8 {
                         return self.err("an address has 64 bits");
                     }
-                    v.relocs.push((v.init.len(), bytes, *target, addend));
+                    v.relocs.push((v.init.len(), pointer));
                     0
                 }
                 _ => return self.err("the initialiser does not fit the type"),
@@ -467,12 +469,12 @@ impl<'a> Parser<'a, '_> {
         if self.eat(b'(') {
             self.formals(&mut f, &mut names, &mut formals)?;
         }
-        (f.formals, f.returns) = (formals, returns);
+        f.signature = Signature { formals, returns };
         while self.eat_word(".noreturn") {}
         let id = match u.names.get(name) {
             Some(&Name::Function(id)) => {
                 let old = &u.m.functions[id as usize];
-                if old.formals != f.formals || old.returns != f.returns {
+                if old.signature != f.signature {
                     return Err(PtxError::new(
                         line,
                         format!("`{name}` was declared with other parameters before"),
@@ -500,7 +502,7 @@ impl<'a> Parser<'a, '_> {
         Ok(())
     }
 
-    fn formals(
+    pub fn formals(
         &mut self,
         f: &mut Function,
         names: &mut Vec<(&'a str, Name)>,

@@ -18,8 +18,13 @@ impl Module {
             let threads = n.iter().product::<u32>().max(1) * kernel.min_blocks_per_sm.unwrap_or(1).max(1);
             ((64 << 10) / threads.next_multiple_of(32)) & !7
         });
-        let f = &self.functions[kernel.function];
-        (live(f) + OVERHEAD).next_multiple_of(2).clamp(16, most.min(bound.max(16)))
+        // those of a caller are kept on the stack
+        let most_live = kernel.reached.iter().map(|&f| {
+            let f = &self.functions[f as usize];
+            *f.live.get_or_init(|| live(f))
+        });
+        let most_live = most_live.max().unwrap_or(0);
+        (most_live + OVERHEAD).next_multiple_of(2).clamp(16, most.min(bound.max(16)))
     }
 }
 
@@ -195,6 +200,7 @@ fn visit(i: &Inst, f: &Function, mut see: impl FnMut(bool, Row, bool)) {
         Op::Vote { mode: Vote::Ballot, .. } | Op::Activemask => see(false, i.d, true),
         Op::Clock(c) => see(matches!(c, Clock::Clock64 | Clock::Globaltimer), i.d, true),
         Op::Brx => see(false, i.a, false),
+        Op::CallPointer => see(true, i.a, false),
         Op::Mov32 | Op::Shf { .. } | Op::Lop3 | Op::Prmt(_) | Op::Dp4a | Op::Dp2a { .. } => all([false; 4]),
         _ => {}
     }

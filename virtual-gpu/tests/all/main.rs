@@ -12,4 +12,5 @@ mod instructions;
 mod lines;
 mod newer_api;
 mod nvcc;
+mod pointer_calls;
 mod several_devices;

@@ -7,6 +7,7 @@ mod constants;
 mod examples;
 mod float_list;
 mod floats;
+mod indirect;
 mod lowering;
 mod output;
 mod path_tracer;

@@ -24,6 +24,45 @@ pub unsafe fn panics(x: &[f32], y: *mut f32) {
     unsafe { *y.add(i) = x[i] }; // panics
 }
 
+/// Panics in its last thread, as `how` says.
+///
+/// # Safety
+/// None: the compiler checks everything.
+#[kernel]
+pub unsafe fn says(how: u32, x: f32, long: &[u8]) {
+    let i = thread::index_1d();
+    if i + 1 < thread::block_dim_x() {
+        return;
+    }
+    match how {
+        0 => panic!("x is {x}, i is {i:#x}"),
+        1 => assert_eq!(i * 2, 7, "twice"),
+        2 => panic!("{long:?}"),
+        3 => panic!("plain"),
+        4 => {
+            core::str::from_utf8(long).expect("no text");
+        }
+        _ => {
+            (i > 1000).then_some(i).unwrap();
+        }
+    }
+}
+
+/// Each thread writes a line by `core::fmt`.
+#[cfg(feature = "text")]
+#[kernel]
+pub unsafe fn lines(x: &[f64]) {
+    use core::fmt::Write;
+    let i = thread::index_1d() as usize;
+    if let Some(value) = x.get(i) {
+        let mut line = cuda_std::io::Line::<64>::new();
+        let cut =
+            write!(line, "{value:?} {:>9.3} {:e} {:?} {:04x}", *value as f32, value, Some(i), -(i as i8))
+                .is_err();
+        println!("{}: {} {}", i, &line, cut);
+    }
+}
+
 /// Sums by each scope: an f64, and integers' sum, smallest, largest, swaps that succeed.
 ///
 /// # Safety

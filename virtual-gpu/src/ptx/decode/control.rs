@@ -140,24 +140,44 @@ impl Decoder<'_, '_, '_> {
 }
 
 impl<'a> Body<'a, '_> {
-    /// `call{.uni} (ret), callee, (args)`; `signature` gives a function's formal parameters and results.
+    /// `call{.uni} (ret), callee, (args)`, with a prototype if the callee is a pointer.
     pub(in crate::ptx) fn call(
         &mut self,
         guard: Row,
         rets: &[Arg<'a>],
-        callee: &'a str,
+        (callee, prototype): (&'a str, Option<&'a str>),
         args: &[Arg<'a>],
-        signature: impl Fn(u32) -> (Vec<(u32, u32)>, Vec<(u32, u32)>),
+        functions: &[Function],
     ) -> Result<()> {
-        let Some(Name::Function(id)) = self.lookup(callee) else {
-            return self.err(format!("call of `{callee}`: only calls of declared functions are supported"));
+        let mut inst = Inst::new(Op::Call, Class::Control, guard, self.line);
+        let (function, Prototype { signature, targets }) = match (self.lookup(callee), prototype) {
+            (Some(Name::Function(id)), None) => {
+                let signature = functions[id as usize].signature.clone();
+                (Some(id), Prototype { signature, targets: Vec::new() })
+            }
+            (Some(Name::Reg(row, Width::B64)), Some(label)) => {
+                let mut scopes = self.scopes.iter().rev();
+                let Some(found) = scopes.find_map(|scope| scope.prototypes.get(label)).cloned() else {
+                    return self.err(format!("prototype `{label}` is not defined"));
+                };
+                (inst.op, inst.a) = (Op::CallPointer, row);
+                (None, found)
+            }
+            (Some(Name::Reg(_, Width::B64)), None) => {
+                return self.err(format!("call of `{callee}`: a call by pointer names a prototype"));
+            }
+            _ => {
+                return self.err(format!(
+                    "call of `{callee}`: it is neither a declared function nor a register of 64 bits with a prototype"
+                ));
+            }
         };
-        let (formals, returns) = signature(id);
+        let Signature { formals, returns } = signature;
         if formals.len() != args.len() || returns.len() != rets.len() {
             return self
                 .err(format!("call of `{callee}`: the number of parameters differs from its declaration"));
         }
-        let mut site = CallSite { callee: id, args: Vec::new(), rets: Vec::new() };
+        let mut site = CallSite { callee: function, args: Vec::new(), rets: Vec::new(), targets };
         for (arg, &(at, bytes)) in args.iter().zip(&formals) {
             let name = match arg {
                 Arg::Word(w) => self.lookup(w),
@@ -182,9 +202,9 @@ impl<'a> Body<'a, '_> {
             };
             site.rets.push((at, value, bytes));
         }
-        let imm = self.f.calls.len() as i64;
+        inst.imm = self.f.calls.len() as i64;
         self.f.calls.push(site);
-        self.f.code.push(Inst { imm, ..Inst::new(Op::Call, Class::Control, guard, self.line) });
+        self.f.code.push(inst);
         Ok(())
     }
 }
