@@ -7,10 +7,12 @@ use super::json::{self, Fields, MAX_CONFIG, MAX_DIMENSION, bad};
 use super::media::PixelLimits;
 use super::options::{LoadOptions, Storage};
 use super::processor::Processor;
-use super::seam::{Config, Model, Models, VISION};
+use super::published::matrix;
+use super::seam::{Config, Model, Models, VISION, VisionPlace};
 use super::spec::LinearSpec;
 use super::weights::Weights;
 use pascaline::{DType, Device, Error, Result};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -289,7 +291,31 @@ impl Checkpoint {
             }
         }
         found.pass = options.tokens_per_pass * widest * DType::F32.size();
+        if options.vision == VisionPlace::Streamed {
+            let towers = self.named.iter().filter(|named| named.adapter.changes_below(VISION)).count();
+            found.vision += towers * self.passing_tower(config, options);
+        }
         found
+    }
+
+    /// The most bytes that a tower of its own takes on the device whose blocks pass through it: two blocks, and what is in none,
+    /// without the table and the mergers, which are in host memory.
+    fn passing_tower(&self, config: &Config, options: &LoadOptions) -> usize {
+        let (mut blocks, mut others) = (BTreeMap::<String, usize>::new(), 0);
+        let tensors = config.vision.as_ref().map_or_else(BTreeMap::new, |vision| vision.tensors());
+        let is_host = |name: &str| name.contains("merger") || name.contains("pos_embed");
+        for (name, shape) in tensors.into_iter().filter(|(name, _)| !is_host(name)) {
+            let storage = match shape.len() {
+                1 => Storage::Float(DType::F32),
+                _ => self.storage(config, options, &name),
+            };
+            // sizes that overflow are an error of the plan itself
+            let bytes = storage.bytes(matrix(&shape)).unwrap_or(0).next_multiple_of(ALIGNMENT);
+            let block = name.split_once(".blocks.").and_then(|(_, rest)| rest.split_once('.'));
+            let of = block.map_or(&mut others, |(number, _)| blocks.entry(number.to_owned()).or_default());
+            *of = of.saturating_add(bytes);
+        }
+        others.saturating_add(2 * blocks.into_values().max().unwrap_or(0))
     }
 
     /// Its tensors, as [`Weights::open`].

@@ -6,6 +6,7 @@
 use crate::adapter::write;
 use crate::common::process::in_own_process;
 use crate::common::several::no_findings;
+use crate::qwen3_vl_offload::untied;
 use pascaline::{DType, Device, memory};
 use pascaline_virtual_gpu::{Config, MX330, configure};
 use qwen3_vl::batch::{Batch, BatchOptions, Event, KeyedPrompt};
@@ -27,8 +28,8 @@ const NAMED: [(&str, &str, f32); 4] = [
 ];
 
 /// The checkpoint with the adapters, whose files are in `dir`.
-fn checkpoint(dir: &Path) -> Checkpoint {
-    let open = Checkpoint::open(TINY, None).unwrap();
+fn checkpoint(path: &Path, dir: &Path) -> Checkpoint {
+    let open = Checkpoint::open(path, None).unwrap();
     let tensors: BTreeMap<_, _> = open.config().unwrap().tensors().into_iter().collect();
     NAMED.iter().fold(open, |checkpoint, &(name, module, alpha)| {
         let shape = [0, 1].map(|at| tensors[&format!("{module}.weight")][at]);
@@ -77,7 +78,7 @@ fn answers(model: &LanguageModel) -> Vec<Answer> {
 }
 
 fn load(dir: &Path, placement: &Placement, options: LoadOptions) -> Qwen3Vl {
-    Qwen3Vl::load_placed(&checkpoint(dir), None, placement, options, |_| {}).unwrap()
+    Qwen3Vl::load_placed(&checkpoint(Path::new(TINY), dir), None, placement, options, |_| {}).unwrap()
 }
 
 fn live(device: &Device) -> usize {
@@ -85,6 +86,31 @@ fn live(device: &Device) -> usize {
         Device::Cuda(device) => memory::pool(device).unwrap().statistics().live,
         Device::Cpu => 0,
     }
+}
+
+/// The answers of a model at `path`. What its adapters take on each device is what is planned, besides the pass: their tensors are where their
+/// matrices are, and nothing is there twice.
+fn checked(path: &Path, dir: &Path, placement: &Placement, options: LoadOptions) -> Vec<Answer> {
+    let live = || placement.devices().map(live).collect::<Vec<_>>();
+    let before = live();
+    let (with, plain) = (checkpoint(path, dir), Checkpoint::open(path, None).unwrap());
+    let planned = with.adapter_bytes(&plain.config().unwrap(), &options);
+    let load = |checkpoint| Qwen3Vl::load_placed(checkpoint, None, placement, options, |_| {}).unwrap();
+    let own = load(&plain);
+    let of_plain = live();
+    drop(own);
+    let model = load(&with);
+    let layers: Vec<_> = placement.layers().into_iter().map(|layers| layers.len()).collect();
+    let planned = planned.on_each(placement.mode(), &layers, placement.vision()).into_iter();
+    let tensors: Vec<_> =
+        planned.map(|bytes| bytes - with.adapter_bytes(&plain.config().unwrap(), &options).pass).collect();
+    for (index, now) in live().into_iter().enumerate() {
+        let more = now - of_plain[index];
+        assert!(of_plain[index] > before[index] && more > 0);
+        let ratio = tensors[index] as f64 / more as f64;
+        assert!((1.0..=2.1).contains(&ratio), "{options:?}: {more} on device {index}, planned {tensors:?}");
+    }
+    answers(&model)
 }
 
 /// The devices, f32 options for them, and the answers of one device, which all differ.
@@ -105,23 +131,8 @@ fn adapters_of_a_pipeline_give_the_bits_of_one_device() {
     in_own_process!();
     let dir = tempfile::tempdir().unwrap();
     let (devices, options, expected) = on_one(dir.path());
-    let before: Vec<_> = devices.iter().map(live).collect();
     let placement = Placement::split(&devices, &[1, 2], 1).unwrap();
-    let model = load(dir.path(), &placement, options);
-    let with: Vec<_> = devices.iter().map(live).zip(&before).map(|(now, before)| now - before).collect();
-    assert_eq!(answers(&model), expected);
-    drop(model);
-    let plain =
-        Qwen3Vl::load_placed(&Checkpoint::open(TINY, None).unwrap(), None, &placement, options, |_| {});
-    let own = devices.iter().map(live).zip(&before).map(|(now, before)| now - before);
-    let more: Vec<_> = with.iter().zip(own).map(|(with, own)| with - own).collect();
-    drop(plain);
-    // the adapters' tensors, where their matrices are, and nothing twice
-    let planned = checkpoint(dir.path())
-        .adapter_bytes(&Checkpoint::open(TINY, None).unwrap().config().unwrap(), &options);
-    let planned = planned.on_each(placement.mode(), &[1, 2], 1);
-    assert!(more[0] > 0 && more[1] > 0, "{more:?}");
-    assert!(more.iter().zip(&planned).all(|(more, planned)| more <= planned), "{more:?} of {planned:?}");
+    assert_eq!(checked(Path::new(TINY), dir.path(), &placement, options), expected);
     no_findings("a pipeline");
 }
 
@@ -144,9 +155,15 @@ fn adapters_of_streamed_layers_give_the_bits_of_resident_ones() {
     let one = Placement::one(&devices[0], LAYERS);
     for (gpu_layers, vision) in [(0, VisionPlace::Resident), (1, VisionPlace::Streamed)] {
         let streamed = LoadOptions { gpu_layers: Some(gpu_layers), vision, ..options };
-        let model = load(dir.path(), &one, streamed);
-        assert_eq!(model.streamed_layers(), LAYERS - gpu_layers);
-        assert_eq!(answers(&model), expected, "{gpu_layers} resident layers");
+        let found = checked(Path::new(TINY), dir.path(), &one, streamed);
+        assert_eq!(found, expected, "{gpu_layers} resident layers");
         no_findings("streamed layers");
     }
+    let other = tempfile::tempdir().unwrap();
+    untied(other.path());
+    let [device, host] = [false, true].map(|host_embedding| {
+        checked(other.path(), dir.path(), &one, LoadOptions { host_embedding, ..options })
+    });
+    assert!(device == host && host != expected, "an embedding in host memory");
+    no_findings("an embedding in host memory");
 }
