@@ -18,6 +18,7 @@ use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error};
 use pascaline_virtual_gpu::Card;
+use qwen3_vl::adapter::AdapterBytes;
 use qwen3_vl::config::{Config, PUBLISHED_PIXELS};
 use qwen3_vl::estimate::{Estimate, Peaks, estimate, expert_rows};
 use qwen3_vl::fit::{Asked, Choice, Model};
@@ -386,7 +387,8 @@ fn rows_of_files(
         let (experts, expert_cache) = (args.experts.asked(), args.experts.expert_cache);
         let asked = Asked { matrices, cache: args.cache, experts, expert_cache, ..Asked::default() };
         let named = self::matrices(&asked.apply(LoadOptions::for_gpu()), is_gguf);
-        let plan = Model { config: &config, is_quantized, storage: &storage, adapter: &|_| 0 };
+        let plan =
+            Model { config: &config, is_quantized, storage: &storage, adapter: &|_| AdapterBytes::default() };
         Candidate { model: String::new(), matrices: named, plan, asked }.row(&work, target, limit)
     });
     Ok((work, rows.collect()))
@@ -423,7 +425,7 @@ fn row_of_family(
     let stored = mix.storage(config);
     let storage =
         |_: &LoadOptions, name: &str| stored.get(name).copied().unwrap_or(Storage::Float(DType::F16));
-    let plan = Model { config, is_quantized: true, storage: &storage, adapter: &|_| 0 };
+    let plan = Model { config, is_quantized: true, storage: &storage, adapter: &|_| AdapterBytes::default() };
     let (model, matrices) = (size.name().to_owned(), mix.name().to_owned());
     let asked = Asked { cache, ..Asked::default() };
     Candidate { model, matrices, plan, asked }.row(work, target, limit)
@@ -528,7 +530,7 @@ fn run_split(args: &Args) -> Result<(), Failure> {
         config: &config,
         is_quantized: checkpoint.is_quantized(),
         storage: &storage,
-        adapter: &|_| 0,
+        adapter: &|_| AdapterBytes::default(),
     };
     let usual = LoadOptions::for_gpu();
     let mut rows = Vec::new();

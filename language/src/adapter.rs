@@ -4,6 +4,7 @@
 //! `base_model.model.‹module›.lora_A.weight` [rank, in] and `….lora_B.weight` [out, rank].
 
 use super::json::{self, Fields, MAX_CONFIG, bad};
+use super::placement::SplitMode;
 use super::safetensors::SafeTensors;
 use pascaline::Result;
 use rayon::prelude::*;
@@ -123,6 +124,11 @@ impl Adapter {
         &self.maps
     }
 
+    /// Whether the adapter changes a tensor whose name begins so.
+    pub(crate) fn changes_below(&self, prefix: &str) -> bool {
+        self.maps.keys().any(|module| module.starts_with(prefix))
+    }
+
     /// Whether the adapter changes the tensor of this published name.
     pub(crate) fn changes(&self, name: &str) -> bool {
         name.strip_suffix(".weight").is_some_and(|module| self.maps.contains_key(module))
@@ -172,5 +178,43 @@ impl Adapter {
                 row.iter_mut().zip(a).for_each(|(value, a)| *value += b * a);
             }
         });
+    }
+}
+
+/// Bytes that adapters beside matrices take on devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdapterBytes {
+    /// Their tensors beside the matrices of each layer.
+    pub layers: Vec<usize>,
+    /// Those beside the embedding and the output projection.
+    pub ends: usize,
+    /// Those beside the vision tower's matrices, and what a tower takes that shares no memory with the model's own.
+    pub vision: usize,
+    /// What a pass of a prompt takes with them on each device: the inputs and outputs of the widest changed matrix.
+    pub pass: usize,
+}
+
+impl AdapterBytes {
+    /// On one device.
+    pub fn on_one(&self) -> usize {
+        self.layers.iter().sum::<usize>() + self.ends + self.vision + self.pass
+    }
+
+    /// On each of several devices with so many layers each, and the tower on number `vision`. In a row split each device is counted with
+    /// whole tensors, of which it has a part.
+    pub fn on_each(&self, mode: SplitMode, layers: &[usize], vision: usize) -> Vec<usize> {
+        let (all, mut first) = (self.layers.iter().sum::<usize>(), 0);
+        let on = |(index, &count): (usize, &usize)| {
+            let tower = if index == vision { self.vision } else { 0 };
+            if mode == SplitMode::Row {
+                return all + self.ends + self.pass + tower;
+            }
+            let own: usize = self.layers.iter().skip(first).take(count).sum();
+            first += count;
+            let ends = if index == 0 { self.ends } else { 0 };
+            let parts = own + ends + tower;
+            if parts > 0 { parts + self.pass } else { 0 }
+        };
+        layers.iter().enumerate().map(on).collect()
     }
 }

@@ -1,18 +1,24 @@
 //! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
 
-use super::adapter::{ADAPTER_TENSORS, Adapter};
+use super::adapter::{ADAPTER_TENSORS, Adapter, AdapterBytes};
 use super::gguf::{self, DeviceStorage, GgmlType, Gguf};
 use super::gguf_model::{Tensors, gguf_name};
 use super::json::{self, Fields, MAX_CONFIG, MAX_DIMENSION, bad};
 use super::media::PixelLimits;
 use super::options::{LoadOptions, Storage};
 use super::processor::Processor;
-use super::seam::{Config, Model, Models, VISION};
+use super::published::matrix;
+use super::seam::{Config, Model, Models, VISION, VisionPlace};
+use super::spec::LinearSpec;
 use super::weights::Weights;
 use pascaline::{DType, Device, Error, Result};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Tensors take multiples of this much device memory.
+const ALIGNMENT: usize = 512;
 
 /// The files, other than weights, of a safetensors checkpoint. A checkpoint has at least some of them.
 pub const SMALL_FILES: [&str; 8] = [
@@ -231,46 +237,85 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes that adapters beside matrices take: their tensors, and the inputs and outputs of the widest changed matrix
-    /// for a pass of a prompt. B of stacked matrices has a column for each one's rank. An adapter without a name is merged into
-    /// matrices that are not quantised.
-    pub fn adapter_bytes(&self, config: &Config, options: &LoadOptions) -> usize {
-        let merged = self.adapter.iter().map(|(adapter, _)| (adapter, true));
-        let beside = self.named.iter().map(|named| (&named.adapter, false));
-        let sizes =
-            merged.chain(beside).map(|(adapter, merges)| self.sizes(adapter, merges, config, options));
-        let (tensors, widest) =
-            sizes.fold((0, 0), |(sum, most), (tensors, widest)| (sum + tensors, most.max(widest)));
-        (tensors + options.tokens_per_pass * widest) * DType::F32.size()
-    }
-
-    /// Elements of an adapter's tensors beside matrices, and those that a token takes in a pass.
-    fn sizes(
-        &self,
-        adapter: &Adapter,
-        merges: bool,
-        config: &Config,
-        options: &LoadOptions,
-    ) -> (usize, usize) {
-        let (mut tensors, mut widest) = (0, 0);
-        let (layer, prefix) = (config.block(0), config.layer_prefix(0)); // all are alike
-        let inner = layer.mlp.dense().map(|mlp| &mlp.fc1);
-        let stacks: Vec<_> =
-            [Some(&layer.attention.qkv), inner].into_iter().flatten().map(|map| &map.parts).collect();
-        for (module, low) in adapter.maps() {
-            let is_part = |(name, _): &(String, usize)| module.ends_with(&name[prefix.len() - 1..]);
-            let stack = stacks.iter().find(|parts| parts.iter().any(is_part));
-            let stacked = stack.map_or(1, |parts| parts.len());
-            let [n, k] = low.shape;
-            let is_merged = merges
-                && matches!(self.storage(config, options, &format!("{module}.weight")), Storage::Float(_));
-            if !is_merged {
-                tensors += adapter.rank() * (k + n * stacked);
-                // the normed input, the change and the product before the activation
-                widest = widest.max(k + 2 * n * stacked);
+    /// Bytes that adapters beside matrices take. B of stacked matrices has a column for each changed one's rank. An adapter without a name is
+    /// merged into matrices that are not quantised.
+    pub fn adapter_bytes(&self, config: &Config, options: &LoadOptions) -> AdapterBytes {
+        let mut found = AdapterBytes::default();
+        let merged = self.adapter.iter().map(|(adapter, _)| (&**adapter, true));
+        let all: Vec<_> = merged.chain(self.named.iter().map(|named| (&*named.adapter, false))).collect();
+        if all.is_empty() {
+            return found;
+        }
+        let mut widest = 0;
+        // of matrices [rows, columns] that are stacked, of which an adapter changes `count`
+        let mut bytes = |adapter: &Adapter, count: usize, rows: usize, columns: usize| {
+            if count == 0 {
+                return 0;
+            }
+            let rank = adapter.rank() * count;
+            // the normed input, its product with A, the change and the product before the activation
+            widest = widest.max(columns + rank + 2 * rows);
+            [rank * columns, rank * rows]
+                .map(|len| (len * DType::F32.size()).next_multiple_of(ALIGNMENT))
+                .iter()
+                .sum()
+        };
+        let is_beside = |(adapter, merges): (&Adapter, bool), module: &str| {
+            let name = format!("{module}.weight");
+            adapter.changes(&name)
+                && !(merges && matches!(self.storage(config, options, &name), Storage::Float(_)))
+        };
+        for layer in 0..config.text.num_hidden_layers {
+            let block = config.block(layer);
+            let mlp = block.mlp.dense().map(|mlp| [&mlp.fc1, &mlp.fc2]);
+            let maps =
+                [&block.attention.qkv, &block.attention.out].into_iter().chain(mlp.into_iter().flatten());
+            let mut own = 0;
+            for (LinearSpec { parts, columns, .. }, &adapter) in
+                maps.flat_map(|map| all.iter().map(move |one| (map, one)))
+            {
+                let count = parts.iter().filter(|(module, _)| is_beside(adapter, module)).count();
+                own += bytes(adapter.0, count, parts.iter().map(|(_, rows)| rows).sum(), *columns);
+            }
+            found.layers.push(own);
+        }
+        let prefix = config.layer_prefix(0);
+        let layers = prefix.strip_suffix("0.").unwrap_or(&prefix);
+        for &adapter in &all {
+            for (module, low) in adapter.0.maps() {
+                if module.starts_with(layers) || !is_beside(adapter, module) {
+                    continue;
+                }
+                let to = if module.starts_with(VISION) { &mut found.vision } else { &mut found.ends };
+                *to += bytes(adapter.0, 1, low.shape[0], low.shape[1]);
             }
         }
-        (tensors, widest)
+        found.pass = options.tokens_per_pass * widest * DType::F32.size();
+        if options.vision == VisionPlace::Streamed {
+            let towers = self.named.iter().filter(|named| named.adapter.changes_below(VISION)).count();
+            found.vision += towers * self.passing_tower(config, options);
+        }
+        found
+    }
+
+    /// The most bytes that a tower of its own takes on the device whose blocks pass through it: two blocks, and what is in none,
+    /// without the table and the mergers, which are in host memory.
+    fn passing_tower(&self, config: &Config, options: &LoadOptions) -> usize {
+        let (mut blocks, mut others) = (BTreeMap::<String, usize>::new(), 0);
+        let tensors = config.vision.as_ref().map_or_else(BTreeMap::new, |vision| vision.tensors());
+        let is_host = |name: &str| name.contains("merger") || name.contains("pos_embed");
+        for (name, shape) in tensors.into_iter().filter(|(name, _)| !is_host(name)) {
+            let storage = match shape.len() {
+                1 => Storage::Float(DType::F32),
+                _ => self.storage(config, options, &name),
+            };
+            // sizes that overflow are an error of the plan itself
+            let bytes = storage.bytes(matrix(&shape)).unwrap_or(0).next_multiple_of(ALIGNMENT);
+            let block = name.split_once(".blocks.").and_then(|(_, rest)| rest.split_once('.'));
+            let of = block.map_or(&mut others, |(number, _)| blocks.entry(number.to_owned()).or_default());
+            *of = of.saturating_add(bytes);
+        }
+        others.saturating_add(2 * blocks.into_values().max().unwrap_or(0))
     }
 
     /// Its tensors, as [`Weights::open`].

@@ -4,6 +4,7 @@
 //! The candidates are in the order of their cost to the user: those that keep the answer bit for bit before those that
 //! round more, and fast ones before slow ones.
 
+use super::adapter::AdapterBytes;
 use super::footprint::{Footprint, Gpu, Planned, Workload};
 use super::options::{BatchOptions, ExpertPlacement, LoadOptions, Matrices, Storage};
 use super::seam::Config;
@@ -83,8 +84,8 @@ pub struct Model<'a> {
     pub is_quantized: bool,
     /// The storage of the matrix with a published name.
     pub storage: &'a dyn Fn(&LoadOptions, &str) -> Storage,
-    /// Bytes of an adapter beside the matrices.
-    pub adapter: &'a dyn Fn(&LoadOptions) -> usize,
+    /// Bytes of adapters beside the matrices.
+    pub adapter: &'a dyn Fn(&LoadOptions) -> AdapterBytes,
 }
 
 impl Model<'_> {
@@ -101,7 +102,7 @@ impl Model<'_> {
 
     /// A GPU of whose memory an adapter has its part.
     fn beside_adapter(&self, options: &LoadOptions, gpu: &Gpu) -> Gpu {
-        Gpu { beside_pool: gpu.beside_pool + (self.adapter)(options), ..*gpu }
+        Gpu { beside_pool: gpu.beside_pool + (self.adapter)(options).on_one(), ..*gpu }
     }
 
     /// Plans as many pages as fit within `limit` bytes of the GPU's memory, at most those of `batch`. Returns the number

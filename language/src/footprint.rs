@@ -192,8 +192,9 @@ impl Planned<'_> {
             };
             let mut weights = Weights::planned(self.config, self.storage, &all[0]);
             let to = Device::Cuda(host.clone());
+            let options = self.options;
             let network =
-                Network::load(&mut weights, self.config, &placement, self.options, &to, &mut |_| {})?;
+                Network::load(&mut weights, self.config, &placement, options, &to, false, &mut |_| {})?;
             let mut found = vec![Footprint::default(); gpus.len()];
             for (found, gpu) in found.iter_mut().zip(gpus) {
                 found.weights = live(gpu)?;

@@ -1,5 +1,6 @@
 //! The run of inference: the modules of `pascaline::nn`, with all that they fuse.
 
+use super::adapter::Adapter;
 use super::cut::Cut;
 use super::forward::{Load, Modules, Part, Run};
 use super::layers::Layers;
@@ -7,8 +8,9 @@ use super::seam::{Progress, Tensors};
 use super::spec::{
     BlockSpec, ExpertsSpec, FeedForwardSpec, LinearSpec, MlpSpec, NormKind, NormSpec, TableSpec,
 };
+use super::weights::Weights;
 use pascaline::nn::{
-    Attention, Cache, Experts, LayerNorm, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock,
+    Attention, Cache, Change, Experts, LayerNorm, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock,
 };
 use pascaline::{DType, Device, Error, Result, Tensor, ops};
 
@@ -214,10 +216,7 @@ pub(super) fn block(
     spec: &BlockSpec,
     (index, of): (usize, usize),
 ) -> Result<TransformerBlock> {
-    let (rows, columns) = match of {
-        1 => (Cut::Whole, Cut::Whole),
-        of => (Cut::Rows { index, of }, Cut::Columns { index, of }),
-    };
+    let [rows, columns] = cuts(index, of);
     let attention = &spec.attention;
     let qkv = linear(tensors, &attention.qkv, rows)?;
     let out = linear(tensors, &attention.out, columns)?;
@@ -237,4 +236,32 @@ pub(super) fn block(
         norm2: norm(tensors, &spec.norm2)?,
         mlp,
     })
+}
+
+/// How part `index` of `of` of a block has its matrices cut: those before the heads and the activation, and those after.
+fn cuts(index: usize, of: usize) -> [Cut; 2] {
+    match of {
+        1 => [Cut::Whole; 2],
+        of => [Cut::Rows { index, of }, Cut::Columns { index, of }],
+    }
+}
+
+/// What an adapter adds to the matrices of a [`block`] or its part, on the device that is loaded onto.
+pub(super) fn changes(
+    weights: &Weights,
+    adapter: &Adapter,
+    spec: &BlockSpec,
+    (index, of): (usize, usize),
+) -> Result<Vec<Change>> {
+    let [rows, columns] = cuts(index, of);
+    let mut matrices = vec![(spec.attention.qkv.weights(), rows), (spec.attention.out.weights(), columns)];
+    match &spec.mlp {
+        FeedForwardSpec::Dense(mlp) => {
+            matrices.extend([(mlp.fc1.weights(), rows), (mlp.fc2.weights(), columns)]);
+        }
+        FeedForwardSpec::Experts(experts) => {
+            matrices.extend(experts.matrices.iter().map(|name| (vec![name.clone()], Cut::Whole)));
+        }
+    }
+    matrices.iter().map(|(names, cut)| weights.change(adapter, names, *cut)).collect()
 }

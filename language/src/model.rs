@@ -10,7 +10,7 @@ use super::options::{BatchOptions, ExpertPlacement, LoadOptions, Storage};
 use super::placement::{Placement, SplitMode};
 use super::processor::{Processor, Prompt};
 use super::rows;
-use super::seam::{self, Config};
+use super::seam::{self, Config, VISION, VisionPlace};
 use super::text::{ImageRun, Images};
 use super::weights::Conversion;
 use pascaline::cuda::CudaDevice;
@@ -20,7 +20,6 @@ use pascaline::ops::PAGE;
 use pascaline::{Device, Error, MAX_ELEMENTS, Result, Tensor};
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
@@ -164,16 +163,16 @@ impl LanguageModel {
             let mut weights = checkpoint.weights(config, options.dtype, device)?;
             weights = weights.stored_as(&options);
             let named = checkpoint.named_adapters();
-            if !named.is_empty() {
-                check_named(config, placement, &options)?;
-                weights.share();
-            }
+            named.iter().try_for_each(|named| weights.check(&named.adapter, &named.file))?;
+            // a tower that passes through the device is copied to host memory, from where no other takes its tensors
+            let share_tower = options.vision != VisionPlace::Streamed
+                && named.iter().any(|named| named.adapter.changes_below(VISION));
+            let host = &Device::Cpu;
             let network =
-                Network::load(&mut weights, config, placement, &options, &Device::Cpu, &mut progress)?;
+                Network::load(&mut weights, config, placement, &options, host, share_tower, &mut progress)?;
             let mut adapted = Vec::new();
-            for NamedAdapter { name, adapter, file } in named {
-                weights.beside(Arc::clone(adapter), file)?;
-                adapted.push((name.clone(), network.beside(&mut weights, adapter, placement, &options)?));
+            for NamedAdapter { name, adapter, .. } in named {
+                adapted.push((name.clone(), network.adapted(&mut weights, adapter, placement, &options)?));
             }
             if let Some(name) = weights.unused().first() {
                 return Err(Error::Checkpoint {
@@ -504,19 +503,6 @@ fn check_experts(config: &Config, placement: &Placement, options: &LoadOptions) 
         return Ok(());
     };
     let (argument, value) = ("experts", options.experts.name().to_owned());
-    Err(Error::Unsupported { op: "load", argument, value, reason: reason.into() })
-}
-
-/// Refuses adapters by their names where networks can't share the model's memory.
-fn check_named(config: &Config, placement: &Placement, options: &LoadOptions) -> Result<()> {
-    let reason = if placement.devices().len() > 1 {
-        "requests choose among adapters on one device, and the model is spread over several"
-    } else if options.is_streaming(config.text.num_hidden_layers) || options.host_embedding {
-        "requests choose among adapters where all layers are on the device, and some are in host memory; take a smaller type of matrices"
-    } else {
-        return Ok(());
-    };
-    let (argument, value) = ("adapter", "NAME=DIR".to_owned());
     Err(Error::Unsupported { op: "load", argument, value, reason: reason.into() })
 }
 

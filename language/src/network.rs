@@ -29,49 +29,44 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Takes the model's tensors. `host` is where the tower is if it is on no GPU; `done` is called after each layer.
+    /// Takes the model's tensors. `host` is where the tower is if it is on no GPU; `done` is called after each layer. With `share_tower` the
+    /// tower's tensors are kept in `weights` for adapters that change it.
     pub fn load(
         weights: &mut Weights,
         config: &Config,
         placement: &Placement,
         options: &LoadOptions,
         host: &Device,
+        share_tower: bool,
         done: &mut dyn FnMut(seam::Progress),
     ) -> Result<Self> {
         let text = TextModel::load(weights, config, placement, options, done)?;
-        let with_tower = placement.devices().nth(placement.vision()).unwrap_or(placement.first());
-        let place = if options.vision == VisionPlace::Cpu { host } else { with_tower };
-        let passing = (options.vision == VisionPlace::Streamed).then_some(host);
-        weights.load_onto(place);
-        if let Some(matrices) = options.vision_matrices {
-            weights.store_as(matrices);
+        if share_tower {
+            weights.share();
         }
-        let load = |vision: &dyn Vision| vision.tower(weights, place, passing, done);
-        let tower = config.vision.as_deref().map(load).transpose()?.map(Arc::from);
-        if options.is_streaming(config.text.num_hidden_layers) || passing.is_some() || options.host_embedding
-        {
-            for device in placement.devices().filter_map(Device::as_cuda) {
-                memory::pool(device)?.trim()?; // memory that the layers took while they were copied to host memory
-            }
+        let tower = tower(weights, config, placement, options, host, done)?;
+        if options.is_streaming(config.text.num_hidden_layers) || options.host_embedding {
+            trim(placement)?;
         }
         Ok(Self { config: config.clone(), tower, text, tokens_per_pass: options.tokens_per_pass.max(1) })
     }
 
-    /// The network with an adapter beside its matrices: of the tensors that `weights` shares.
-    pub fn beside(
+    /// The network with an adapter beside its matrices, whose memory both share. `weights` are those that it was loaded from.
+    pub fn adapted(
         &self,
         weights: &mut Weights,
-        adapter: &Adapter,
+        adapter: &Arc<Adapter>,
         placement: &Placement,
         options: &LoadOptions,
     ) -> Result<Self> {
-        if adapter.maps().keys().any(|module| module.starts_with(VISION)) {
-            return Self::load(weights, &self.config, placement, options, &Device::Cpu, &mut |_| {});
-        }
-        weights.load_onto(placement.first());
-        let text = TextModel::load(weights, &self.config, placement, options, &mut |_| {})?;
-        let (config, tower) = (self.config.clone(), self.tower.clone());
-        Ok(Self { config, tower, text, tokens_per_pass: self.tokens_per_pass })
+        let text = self.text.adapted(weights, &self.config, adapter)?;
+        let tower = if adapter.changes_below(VISION) {
+            weights.beside(Arc::clone(adapter));
+            tower(weights, &self.config, placement, options, &Device::Cpu, &mut |_| {})?
+        } else {
+            self.tower.clone()
+        };
+        Ok(Self { config: self.config.clone(), tower, text, tokens_per_pass: self.tokens_per_pass })
     }
 
     /// The first device.
@@ -208,6 +203,38 @@ impl Network {
         }
         hidden.map(Some).ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })
     }
+}
+
+/// The tower, if the model has one: on its device, or in `host`.
+fn tower(
+    weights: &mut Weights,
+    config: &Config,
+    placement: &Placement,
+    options: &LoadOptions,
+    host: &Device,
+    done: &mut dyn FnMut(seam::Progress),
+) -> Result<Option<Arc<dyn Tower>>> {
+    let with_tower = placement.devices().nth(placement.vision()).unwrap_or(placement.first());
+    let place = if options.vision == VisionPlace::Cpu { host } else { with_tower };
+    let passing = (options.vision == VisionPlace::Streamed).then_some(host);
+    weights.load_onto(place);
+    if let Some(matrices) = options.vision_matrices {
+        weights.store_as(matrices);
+    }
+    let load = |vision: &dyn Vision| vision.tower(weights, place, passing, done);
+    let tower = config.vision.as_deref().map(load).transpose()?.map(Arc::from);
+    if passing.is_some() {
+        trim(placement)?;
+    }
+    Ok(tower)
+}
+
+/// Gives back memory that weights took while they were copied to host memory.
+fn trim(placement: &Placement) -> Result<()> {
+    placement
+        .devices()
+        .filter_map(Device::as_cuda)
+        .try_for_each(|device| memory::pool(device)?.trim().map(drop))
 }
 
 /// How far the work before an answer is.

@@ -50,7 +50,14 @@ impl Model<'_> {
     ) -> Result<Vec<Footprint>> {
         let storage = |name: &str| (self.storage)(options, name);
         let planned = Planned { config: self.config, storage: &storage, options };
-        let gpus: Vec<_> = targets.iter().map(|target| Gpu { memory: usize::MAX, ..target.gpu }).collect();
+        let (mode, layers, vision) = places;
+        let adapters = (self.adapter)(options).on_each(mode, layers, vision);
+        let with = |(Target { gpu, .. }, adapters): (&Target, usize)| Gpu {
+            memory: usize::MAX,
+            beside_pool: gpu.beside_pool + adapters,
+            ..*gpu
+        };
+        let gpus: Vec<_> = targets.iter().zip(adapters).map(with).collect();
         planned.footprints(work, batch, places, &gpus)
     }
 

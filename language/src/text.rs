@@ -1,11 +1,12 @@
 //! The language model: embeddings → hidden states → logits, on one device, as a pipeline over several, or with layers split
 //! over several.
 
+use super::adapter::Adapter;
 use super::config::TextConfig;
 use super::cut::{self, Cut};
 use super::forward;
 pub(super) use super::forward::{ImageRun, Images};
-use super::inference::{Pass, block, rms_norm, sparse};
+use super::inference::{Pass, block, changes, rms_norm, sparse};
 use super::layers::Layers;
 use super::options::{ExpertPlacement, LoadOptions};
 use super::placement::{Placement, SplitMode};
@@ -22,6 +23,7 @@ use pascaline::nn::{
 use pascaline::ops;
 use pascaline::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
+use std::sync::Arc;
 use std::vec::IntoIter;
 
 /// The decoder with its embedding and output projection.
@@ -33,7 +35,7 @@ pub struct TextModel {
     embed_tokens: Embedding,
     /// At least one.
     stages: Vec<Stage>,
-    between: Between,
+    between: Arc<Between>,
     /// On the last device; with a row split, on each.
     norms: Vec<RmsNorm>,
     /// On the first device; with a row split, part of the rows on each.
@@ -143,8 +145,46 @@ impl TextModel {
             Some(sums) => Between::Rows(Box::new(sums)),
             None => Between::Stages(ring(&devices, placement.way())?),
         };
-        let (config, cache) = (text.clone(), options.cache);
+        let (config, cache, between) = (text.clone(), options.cache, Arc::new(between));
         Ok(Self { config, cache, embed_tokens, stages, between, norms, lm_heads })
+    }
+
+    /// The same model, whose weights both share wherever they are, with an adapter beside its matrices. Each change is on the device of its
+    /// matrix, or of the layer whose matrix passes through the device. `weights` are those that this one was loaded from.
+    pub(super) fn adapted(&self, weights: &mut Weights, config: &Config, adapter: &Adapter) -> Result<Self> {
+        let of = self.parts();
+        weights.load_onto(self.device());
+        let table = weights.change(adapter, &[config.embedding()], Cut::Whole)?;
+        let embed_tokens = Embedding::new(self.embed_tokens.table().with(&table)?)?;
+        let mut lm_heads = Vec::with_capacity(self.lm_heads.len());
+        for (index, (head, stage)) in self.lm_heads.iter().zip(&self.stages).enumerate() {
+            weights.load_onto(&stage.device);
+            let change = match &table {
+                Some([a, b]) if config.tie_word_embeddings && index == 0 => {
+                    Some([a.clone(), b.narrow(0, 0, head.out_features())?])
+                }
+                _ => weights.change(adapter, &[config.output()], Cut::Rows { index, of })?,
+            };
+            lm_heads.push(Linear::new(head.weight().with(&change)?, None)?);
+        }
+        let mut stages = Vec::with_capacity(self.stages.len());
+        for (index, Stage { device, range, layers }) in self.stages.iter().enumerate() {
+            weights.load_onto(device);
+            let part = if of > 1 { (index, of) } else { (0, 1) };
+            let changes = range.clone().map(|layer| changes(weights, adapter, &config.block(layer), part));
+            let layers = layers.adapted(changes.collect::<Result<_>>()?)?;
+            stages.push(Stage { device: device.clone(), range: range.clone(), layers });
+        }
+        let (between, norms) = (Arc::clone(&self.between), self.norms.clone());
+        Ok(Self {
+            config: self.config.clone(),
+            cache: self.cache,
+            embed_tokens,
+            stages,
+            between,
+            norms,
+            lm_heads,
+        })
     }
 
     /// The number of layers that are streamed from host memory.
@@ -184,7 +224,7 @@ impl TextModel {
 
     /// How values are copied between devices.
     pub(super) fn ways(&self) -> Vec<Way> {
-        match &self.between {
+        match &*self.between {
             Between::Stages(links) => links.iter().map(Link::way).collect(),
             Between::Rows(sums) => sums.ways(),
         }
@@ -197,7 +237,7 @@ impl TextModel {
 
     /// The number of devices that share each layer.
     pub(super) fn parts(&self) -> usize {
-        if let Between::Rows(_) = self.between { self.stages.len() } else { 1 }
+        if let Between::Rows(_) = *self.between { self.stages.len() } else { 1 }
     }
 
     /// The device of each layer.
@@ -208,7 +248,7 @@ impl TextModel {
     /// Waits for the devices after the first and reports their errors; their results may only be used then. The first
     /// device's errors are reported when its results are read.
     pub(super) fn settle(&self) -> Result<()> {
-        match &self.between {
+        match &*self.between {
             Between::Stages(_) => self.stages.iter().skip(1).try_for_each(|stage| stage.device.synchronize()),
             Between::Rows(sums) => sums.wait(),
         }
@@ -281,7 +321,7 @@ impl TextModel {
     ) -> Result<Vec<Tensor>> {
         let mut h = self.embed(ids, images)?;
         trace(0, &h)?;
-        if let Between::Rows(sums) = &self.between {
+        if let Between::Rows(sums) = &*self.between {
             return self.forward_in_parts(sums, h, ropes, images, caches, trace);
         }
         for (stage, rope) in ropes.iter().enumerate() {
@@ -358,7 +398,7 @@ impl TextModel {
 
     /// Queues a copy of hidden states to the next stage's device, or from the last one to the first.
     pub(super) fn send(&self, stage: usize, hidden: &Tensor, target: &mut Tensor) -> Result<()> {
-        match &self.between {
+        match &*self.between {
             Between::Stages(links) if stage < links.len() => hidden.contiguous()?.send(&links[stage], target),
             _ => {
                 let (argument, value) = ("stage", stage.to_string());
@@ -378,7 +418,7 @@ impl TextModel {
 
     /// [tokens, hidden], normalised, as [`forward`](Self::forward) gives it → [tokens, vocab], on the first device.
     pub(super) fn logits(&self, hidden: &[Tensor]) -> Result<Tensor> {
-        match (&self.between, hidden) {
+        match (&*self.between, hidden) {
             (Between::Stages(links), [last]) if !links.is_empty() => {
                 self.logits_at_home(&self.pass_on(links.len() - 1, last)?)
             }

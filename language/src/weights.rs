@@ -8,7 +8,7 @@ use super::published::{Number, Published, matrix};
 use super::rows::{self, Cut};
 use super::seam::{self, Config, ExpertPart};
 use half::f16;
-use pascaline::nn::Matrix;
+use pascaline::nn::{Change, Matrix};
 use pascaline::quant::{DeviceStorage, Format, GgmlType, QuantTensor};
 use pascaline::{DType, Device, Error, Result, Tensor, ops};
 use std::collections::BTreeMap;
@@ -33,16 +33,17 @@ pub struct Weights {
     conversions: BTreeMap<GgmlType, Conversion>,
     /// Merged into the matrices while they are read.
     adapter: Option<Arc<Adapter>>,
-    /// What has been loaded, if several networks share it.
+    /// Beside the matrices that are taken next, of whatever type.
+    beside: Option<Arc<Adapter>>,
+    /// What has been loaded, if several towers share it.
     shared: Option<Shared>,
 }
 
-/// Loaded tensors by their names, parts and devices, and the adapter of the network that takes them next.
+/// Loaded tensors by their names, parts and devices.
 #[derive(Default)]
 struct Shared {
     matrices: BTreeMap<String, Matrix>,
     vectors: BTreeMap<String, Tensor>,
-    adapter: Option<Arc<Adapter>>,
 }
 
 /// Matrices whose type has no kernels, and the format that they were converted to.
@@ -138,9 +139,22 @@ impl Weights {
     fn new(source: Source, dtype: DType, device: &Device) -> Self {
         let index = source.names().map(|name| (name.clone(), false)).collect();
         let (blocks, conversions) = (Vec::new(), BTreeMap::new());
-        let (device, adapter) = (device.clone(), None);
-        let (format, keep, held, shared) = (None, false, Held::default(), None);
-        Self { source, index, device, dtype, format, keep, blocks, held, conversions, adapter, shared }
+        let (device, adapter, beside, shared) = (device.clone(), None, None, None);
+        let (format, keep, held) = (None, false, Held::default());
+        Self {
+            source,
+            index,
+            device,
+            dtype,
+            format,
+            keep,
+            blocks,
+            held,
+            conversions,
+            adapter,
+            beside,
+            shared,
+        }
     }
 
     /// Merges an adapter into the matrices while they are read.
@@ -152,22 +166,21 @@ impl Weights {
         Ok(Self { adapter: Some(adapter), ..self })
     }
 
-    /// Keeps what is loaded for further networks, which share its memory.
+    /// Keeps what is loaded from now on for further towers, which share its memory.
     pub(super) fn share(&mut self) {
         self.shared = Some(Shared::default());
     }
 
-    /// The network that takes the tensors next has them as the one before, with this adapter beside the matrices, of whatever type.
+    /// The matrices that are taken next have this adapter beside them, of whatever type. It has been checked.
+    pub(super) fn beside(&mut self, adapter: Arc<Adapter>) {
+        self.beside = Some(adapter);
+    }
+
+    /// Checks that an adapter changes matrices of this model.
     ///
     /// # Errors
     /// As [`adapted`](Self::adapted).
-    pub(super) fn beside(&mut self, adapter: Arc<Adapter>, file: &Path) -> Result<()> {
-        self.check(&adapter, file)?;
-        self.shared.get_or_insert_default().adapter = Some(adapter);
-        Ok(())
-    }
-
-    fn check(&self, adapter: &Adapter, file: &Path) -> Result<()> {
+    pub(super) fn check(&self, adapter: &Adapter, file: &Path) -> Result<()> {
         for (module, low) in adapter.maps() {
             let shape = self.source.shape(&format!("{module}.weight"));
             match shape {
@@ -230,17 +243,15 @@ impl Weights {
     /// # Errors
     /// As [`weight`](Self::weight).
     pub fn cut(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
-        if self.shared.is_none() {
-            return self.load(names, cut);
-        }
         let key =
             format!("{:?} {cut:?} {}", names.iter().map(AsRef::as_ref).collect::<Vec<_>>(), self.device);
         let loaded = self.shared.as_ref().and_then(|shared| shared.matrices.get(&key).cloned());
         let matrix = loaded.map_or_else(|| self.load(names, cut), Ok)?;
-        let shared = self.shared.get_or_insert_default();
-        shared.matrices.insert(key, matrix.clone());
-        match shared.adapter.clone() {
-            Some(adapter) => self.with_change(matrix, names, cut, &adapter),
+        if let Some(shared) = &mut self.shared {
+            shared.matrices.insert(key, matrix.clone());
+        }
+        match &self.beside {
+            Some(adapter) => matrix.with(&self.change(adapter, names, cut)?),
             None => Ok(matrix),
         }
     }
@@ -389,27 +400,24 @@ impl Weights {
     /// The merged adapter's change beside a quantised matrix, which merging would round anew.
     fn with_merged(&self, base: Matrix, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
         match &self.adapter {
-            Some(adapter) => self.with_change(base, names, cut, adapter),
+            Some(adapter) => base.with(&self.change(adapter, names, cut)?),
             None => Ok(base),
         }
     }
 
-    /// An adapter's change beside a matrix.
-    fn with_change(
-        &self,
-        base: Matrix,
-        names: &[impl AsRef<str>],
-        cut: Cut,
-        adapter: &Adapter,
-    ) -> Result<Matrix> {
+    /// An adapter's change of what [`cut`](Self::cut) returns, on the device that is loaded onto.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], or a device error.
+    pub(super) fn change(&self, adapter: &Adapter, names: &[impl AsRef<str>], cut: Cut) -> Result<Change> {
         let ranges = |name: &str| {
             let shape = self.source.shape(name)?;
             Ok(cut.ranges(matrix(shape)))
         };
         let ranges = names.iter().map(|name| ranges(name.as_ref())).collect::<Result<Vec<_>>>()?;
-        let Some([a, b]) = adapter.stacked(names, &ranges) else { return Ok(base) };
+        let Some([a, b]) = adapter.stacked(names, &ranges) else { return Ok(None) };
         let [a, b] = [a, b].map(|(values, shape)| Tensor::from_slice(&values, shape, &self.device));
-        Matrix::adapted(base, a?, b?)
+        Ok(Some([a?, b?]))
     }
 
     /// Blocks as the file has them.

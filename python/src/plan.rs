@@ -8,6 +8,7 @@ use pascaline::{Device, Error, quant};
 use pascaline_virtual_gpu::Card;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use qwen3_vl::adapter::AdapterBytes;
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice, Model};
 use qwen3_vl::footprint::{Gpu, Workload};
@@ -164,7 +165,8 @@ fn plan(
     let work = Workload { context, prompt: (tokens + TEXT).min(context), patches };
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let is_quantized = checkpoint.is_quantized();
-    let model = Model { config: &config, is_quantized, storage: &storage, adapter: &|_| 0 };
+    let model =
+        Model { config: &config, is_quantized, storage: &storage, adapter: &|_| AdapterBytes::default() };
     // matrices on a GPU are f16 if not given
     let usual = LoadOptions::for_gpu();
     let choice = model.fit(usual, asked, &work, &target.gpu, limit)?;

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 /// An adapter of rank 1 whose A and B are ones, so that alpha is added to every weight.
-fn write(dir: &Path, module: &str, [n, k]: [usize; 2], alpha: f32) {
+pub fn write(dir: &Path, module: &str, [n, k]: [usize; 2], alpha: f32) {
     let name = |part: &str| format!("base_model.model.{module}.lora_{part}.weight");
     let header = json!({
         name("A"): {"dtype": "F32", "shape": [1, k], "data_offsets": [0, 4 * k]},

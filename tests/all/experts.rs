@@ -5,6 +5,7 @@ use crate::common::process::in_own_process;
 use pascaline::memory;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error};
+use qwen3_vl::adapter::AdapterBytes;
 use qwen3_vl::batch::{Batch, BatchOptions, Event};
 use qwen3_vl::config::Config;
 use qwen3_vl::estimate::{Peaks, estimate, expert_rows};
@@ -238,7 +239,12 @@ fn a_mixture_of_30_billion_is_planned_for_small_cards() {
     let stored = Mix::Q4_K_M.storage(&config);
     let storage =
         |_: &LoadOptions, name: &str| stored.get(name).copied().unwrap_or(Storage::Float(DType::F16));
-    let model = Model { config: &config, is_quantized: true, storage: &storage, adapter: &|_| 0 };
+    let model = Model {
+        config: &config,
+        is_quantized: true,
+        storage: &storage,
+        adapter: &|_| AdapterBytes::default(),
+    };
     let work = Workload { context: 4096, prompt: 1280, patches: 4096 };
     let fit = |asked: &Asked, limit: usize| {
         model.fit(LoadOptions::for_gpu(), asked, &work, &Gpu::pascal(20), limit)

@@ -5,6 +5,7 @@
 mod common;
 
 mod adapter;
+mod adapter_places;
 mod bad_input_attention;
 mod bad_input_fused;
 mod bad_input_matmul;

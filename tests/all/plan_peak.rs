@@ -7,6 +7,7 @@
 use crate::common::process::in_own_process;
 use pascaline::{Device, memory};
 use pascaline_virtual_gpu::{Checks, Config as VirtualGpu, configure, take_peak_memory};
+use qwen3_vl::adapter::AdapterBytes;
 use qwen3_vl::chat::Message;
 use qwen3_vl::config::{PreprocessorConfig, seeing};
 use qwen3_vl::fit::{Asked, Model};
@@ -99,7 +100,7 @@ fn plan_and_answer(path: &Path, device: &Device, limit: usize, turns: usize) -> 
         config: &config,
         is_quantized: checkpoint.is_quantized(),
         storage: &storage,
-        adapter: &|_| 0,
+        adapter: &|_| AdapterBytes::default(),
     };
     let (usual, gpu) = (LoadOptions::for_device(device), Gpu::from_device(cuda));
     let choice = plan.fit(usual, &Asked::default(), &work, &gpu, limit).unwrap();

@@ -143,7 +143,7 @@ fn a_vision_tower_in_host_memory_sees_the_same() {
 }
 
 /// The tiny model with an output projection of its own: the embedding's rows, seven further.
-fn untied(folder: &Path) {
+pub fn untied(folder: &Path) {
     let read = |name: &str| std::fs::read(tiny().join(name)).unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(folder.join(name), bytes).unwrap();
     for file in std::fs::read_dir(tiny()).unwrap().map(|file| file.unwrap().path()) {

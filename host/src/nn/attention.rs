@@ -6,6 +6,7 @@ use super::kv_cache::LayerCache;
 use super::kv_pages::{LayerPages, PagedRows, PromptRows};
 use super::linear::Linear;
 use super::map::Map;
+use super::matrix::Change;
 use super::norm::RmsNorm;
 use crate::kv::{KvFormat, KvMut};
 use crate::ops::{self, Epilogue, HeadNorms};
@@ -127,6 +128,12 @@ impl Attention {
     pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
         let norms = self.norms.as_ref().map(|(q, k)| Ok((q.map(f)?, k.map(f)?))).transpose()?;
         Ok(Self { qkv: self.qkv.map(f)?, norms, out: self.out.map(f)?, ..*self })
+    }
+
+    /// With low-rank changes beside its matrices.
+    pub(super) fn adapted(&self, [qkv, out]: [&Change; 2]) -> Result<Self> {
+        let (qkv, out) = (self.qkv.adapted(qkv)?, self.out.adapted(out)?);
+        Ok(Self { qkv, norms: self.norms.clone(), out, ..*self })
     }
 
     /// attention(norm(x)) + residual.

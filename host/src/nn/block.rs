@@ -3,10 +3,10 @@
 use super::attention::{Attention, Rope};
 use super::cache::Cache;
 use super::map::Map;
-use super::matrix::Matrix;
+use super::matrix::{Change, Matrix};
 use super::mlp::Mlp;
 use super::norm::Norm;
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).
 ///
@@ -58,6 +58,21 @@ impl TransformerBlock {
     pub fn feed_forward(&self, h: &Tensor, residual: bool) -> Result<Tensor> {
         let (normed, norm) = self.norm2.before(h)?;
         self.mlp.forward_fused(&normed, norm, residual.then_some(h))
+    }
+
+    /// With low-rank changes beside its matrices, whose memory both share: of queries, keys and values, of the attention's output, and of
+    /// the MLP's two maps. Experts have none.
+    ///
+    /// # Errors
+    /// As [`Matrix::adapted`]; [`Error::Unsupported`] if there are not as many changes as matrices, or experts are to be changed.
+    pub fn adapted(&self, changes: &[Change]) -> Result<Self> {
+        let [qkv, out, mlp @ ..] = changes else {
+            let (argument, value) = ("changes", format!("{} changes", changes.len()));
+            let reason = "each matrix of the block has one or none".into();
+            return Err(Error::Unsupported { op: "TransformerBlock", argument, value, reason });
+        };
+        let (norm1, norm2) = (self.norm1.clone(), self.norm2.clone());
+        Ok(Self { norm1, attention: self.attention.adapted([qkv, out])?, norm2, mlp: self.mlp.adapted(mlp)? })
     }
 
     /// As [`Linear::map`](super::Linear::map).

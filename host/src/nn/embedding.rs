@@ -43,6 +43,11 @@ impl Embedding {
         self.table.rows(ids)
     }
 
+    /// The table.
+    pub fn table(&self) -> &Matrix {
+        &self.table
+    }
+
     /// The output projection that shares this table (tied embeddings).
     ///
     /// # Errors

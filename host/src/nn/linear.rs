@@ -2,7 +2,7 @@
 
 use super::checks::expect_len;
 use super::map::Map;
-use super::matrix::Matrix;
+use super::matrix::{Change, Matrix};
 use super::norm::RmsNorm;
 use crate::ops::Epilogue;
 use crate::problem::pieces::rows_per_launch;
@@ -108,6 +108,11 @@ impl Linear {
             Matrix::Quantized(weight) => Some((weight, self.bias.as_ref())),
             _ => None,
         }
+    }
+
+    /// With a low-rank change beside the weight, whose memory both share.
+    pub(super) fn adapted(&self, change: &Change) -> Result<Self> {
+        Ok(Self { weight: self.weight.with(change)?, bias: self.bias.clone() })
     }
 
     /// The same module with `f` applied to each tensor.

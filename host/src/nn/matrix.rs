@@ -4,6 +4,9 @@ use super::map::Map;
 use crate::quant::{Format, QuantTensor};
 use crate::{Error, Result, Tensor};
 
+/// A low-rank change: A [rank, k] and B [n, rank] of [`Matrix::adapted`]; `None` where there is none.
+pub type Change = Option<[Tensor; 2]>;
+
 /// Weights [n, k]: a [`Tensor`] or a [`QuantTensor`]; `into()` converts either.
 ///
 /// ```
@@ -60,6 +63,17 @@ impl Matrix {
     /// [`Error::Shape`] if the dimensions do not fit each other.
     pub fn adapted(base: Self, a: Tensor, b: Tensor) -> Result<Self> {
         Ok(Self::Adapted(Adapted::new(base, a, b)?))
+    }
+
+    /// With a change beside it, whose memory both share.
+    ///
+    /// # Errors
+    /// As [`adapted`](Self::adapted).
+    pub fn with(&self, change: &Change) -> Result<Self> {
+        match change {
+            Some([a, b]) => Self::adapted(self.clone(), a.clone(), b.clone()),
+            None => Ok(self.clone()),
+        }
     }
 
     /// The dimensions: two, unless a plain tensor is not a matrix.

@@ -6,7 +6,7 @@ use super::experts::Experts;
 use super::hosted::ExpertStream;
 use super::linear::Linear;
 use super::map::Map;
-use super::matrix::Matrix;
+use super::matrix::{Change, Matrix};
 use super::norm::RmsNorm;
 use crate::ops::{self, Activation, Epilogue};
 use crate::problem::pieces::{MLP_ROWS, even_pieces, rows_per_launch};
@@ -126,6 +126,26 @@ impl Mlp {
             Kind::Dense(dense) => Kind::Dense(dense.map(f)?),
             Kind::Experts(experts) => Kind::Experts(Box::new(experts.map(f)?)),
         }))
+    }
+
+    /// With low-rank changes beside its matrices; experts have none.
+    pub(super) fn adapted(&self, changes: &[Change]) -> Result<Self> {
+        match (&self.0, changes) {
+            (Kind::Dense(dense), [fc1, fc2]) => Ok(Self(Kind::Dense(Dense {
+                fc1: dense.fc1.adapted(fc1)?,
+                fc2: dense.fc2.adapted(fc2)?,
+                ..*dense
+            }))),
+            (Kind::Experts(_), changes) if changes.iter().all(Option::is_none) => Ok(self.clone()),
+            (kind, changes) => {
+                let value = format!("{} changes", changes.len());
+                let reason = match kind {
+                    Kind::Dense(_) => "each of two matrices has one or none",
+                    Kind::Experts(_) => "experts' matrices have no adapter",
+                };
+                Err(Error::Unsupported { op: "Mlp", argument: "changes", value, reason: reason.into() })
+            }
+        }
     }
 
     /// The matrices, in the order of computation.

@@ -35,7 +35,7 @@ pub use hosted::ExpertStream;
 pub use kv_cache::{KvCache, LayerCache};
 pub use kv_pages::{KvPages, LayerPages, PagedRows, PromptRows};
 pub use linear::Linear;
-pub use matrix::{Adapted, Matrix, Stacked};
+pub use matrix::{Adapted, Change, Matrix, Stacked};
 pub use mlp::Mlp;
 pub use norm::{LayerNorm, Norm, RmsNorm};
 pub use streamed::StreamedBlocks;

@@ -7,7 +7,7 @@
 use super::attention::Rope;
 use super::block::TransformerBlock;
 use super::cache::Cache;
-use super::matrix::Matrix;
+use super::matrix::{Change, Matrix};
 use crate::cuda::{CudaDevice, count_host_bytes};
 use crate::memory::{LayerStream, PinnedBuffer};
 use crate::quant::Format;
@@ -209,11 +209,31 @@ impl StreamedBlocks {
     /// As [`TransformerBlock::forward`]. [`Error::Unsupported`] if there is no such block, or while the stream is being
     /// captured into a graph, which can't hold copies from the host.
     pub fn forward(&self, index: usize, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
+        self.forward_adapted(index, &[], x, rope, cache)
+    }
+
+    /// As [`forward`](Self::forward), with low-rank changes beside the block's matrices, as [`TransformerBlock::adapted`] takes them; an
+    /// empty slice has none. They stay on the device.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward) and [`TransformerBlock::adapted`].
+    pub fn forward_adapted(
+        &self,
+        index: usize,
+        changes: &[Change],
+        x: &Tensor,
+        rope: &Rope,
+        cache: Option<Cache>,
+    ) -> Result<Tensor> {
         // until its kernels are queued, no other thread may have another layer copied to this layer's place
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let place = stream.layer(index)?;
         // `layer` has rejected an index out of range
-        self.layouts[self.layout_of[index]].blocks[place].forward(x, rope, cache)
+        let block = &self.layouts[self.layout_of[index]].blocks[place];
+        match changes {
+            [] => block.forward(x, rope, cache),
+            changes => block.adapted(changes)?.forward(x, rope, cache),
+        }
     }
 
     /// Bytes of the matrices, in host memory.
