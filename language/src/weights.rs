@@ -184,6 +184,13 @@ impl Weights {
         for (module, low) in adapter.maps() {
             let shape = self.source.shape(&format!("{module}.weight"));
             match shape {
+                Ok(_) if module.ends_with(".mlp.gate") => {
+                    return Err(bad(
+                        file,
+                        Some(module),
+                        "changes the router of a mixture, which is read without adapters",
+                    ));
+                }
                 Ok(shape) if shape == low.shape => {}
                 Ok(shape) => {
                     let reason = format!("changes a matrix of {:?}, the model's is {shape:?}", low.shape);

@@ -13,7 +13,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// An adapter of rank 1 whose A and B are ones, so that alpha is added to every weight.
+/// An adapter of rank 1 that adds about alpha to every weight, as A and B are about 1.
 pub fn write(dir: &Path, module: &str, [n, k]: [usize; 2], alpha: f32) {
     let name = |part: &str| format!("base_model.model.{module}.lora_{part}.weight");
     let header = json!({
@@ -23,7 +23,8 @@ pub fn write(dir: &Path, module: &str, [n, k]: [usize; 2], alpha: f32) {
     let header = header.to_string();
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.as_bytes());
-    file.extend((0..n + k).flat_map(|_| 1f32.to_le_bytes()));
+    // unlike in each part of a matrix
+    file.extend((0..n + k).flat_map(|i| (0.5 + (i * 7 % 11) as f32 / 10.0).to_le_bytes()));
     fs::write(dir.join("adapter_model.safetensors"), file).unwrap();
     let config = json!({"peft_type": "LORA", "r": 1, "lora_alpha": alpha, "bias": "none"});
     fs::write(dir.join("adapter_config.json"), config.to_string()).unwrap();

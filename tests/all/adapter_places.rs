@@ -4,6 +4,7 @@
 #![cfg(feature = "virtual-gpu")]
 
 use crate::adapter::write;
+use crate::common;
 use crate::common::process::in_own_process;
 use crate::common::several::no_findings;
 use crate::qwen3_vl_offload::untied;
@@ -12,26 +13,30 @@ use pascaline_virtual_gpu::{Config, MX330, configure};
 use qwen3_vl::batch::{Batch, BatchOptions, Event, KeyedPrompt};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::sampling::Sampler;
-use qwen3_vl::{Checkpoint, LanguageModel, LoadOptions, Options, Placement, Qwen3Vl, VisionPlace, Visual};
+use qwen3_vl::{
+    Checkpoint, ExpertPlacement, LanguageModel, LoadOptions, Options, Placement, Qwen3Vl, VisionPlace, Visual,
+};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 const TINY: &str = "tests/fixtures/qwen3-vl/tiny";
 const LAYERS: usize = 3;
+/// An adapter's name, the map that it changes, and its alpha.
+type Named = (&'static str, &'static str, f32);
 /// Of the first layer, of the last, of the tower, and of the embedding, which is the output projection too.
-const NAMED: [(&str, &str, f32); 4] = [
+const NAMED: [Named; 4] = [
     ("query", "model.language_model.layers.0.self_attn.q_proj", 2.0),
     ("down", "model.language_model.layers.2.mlp.down_proj", 1.0),
     ("tower", "model.visual.merger.linear_fc2", 4.0),
     ("table", "model.language_model.embed_tokens", 0.5),
 ];
 
-/// The checkpoint with the adapters, whose files are in `dir`.
-fn checkpoint(path: &Path, dir: &Path) -> Checkpoint {
+/// The checkpoint with adapters, whose files are in `dir`.
+fn checkpoint(path: &Path, dir: &Path, named: &[Named]) -> Checkpoint {
     let open = Checkpoint::open(path, None).unwrap();
     let tensors: BTreeMap<_, _> = open.config().unwrap().tensors().into_iter().collect();
-    NAMED.iter().fold(open, |checkpoint, &(name, module, alpha)| {
+    named.iter().fold(open, |checkpoint, &(name, module, alpha)| {
         let shape = [0, 1].map(|at| tensors[&format!("{module}.weight")][at]);
         let folder = dir.join(name);
         if !folder.is_dir() {
@@ -46,7 +51,7 @@ fn checkpoint(path: &Path, dir: &Path) -> Checkpoint {
 type Answer = (Vec<u32>, Vec<u32>);
 
 /// Answers about a picture that are computed together: without an adapter and with each.
-fn answers(model: &LanguageModel) -> Vec<Answer> {
+fn answers(model: &LanguageModel, named: &[Named]) -> Vec<Answer> {
     let picture = [Visual::image(&Path::new(TINY).join("cases/square.png")).unwrap()];
     let prompt = model.processor.prepare(&[user_turn(&picture, "What colour?")], &picture).unwrap();
     let options = Options { max_new_tokens: 3, stop_at_eos: false, ..Options::default() };
@@ -58,7 +63,7 @@ fn answers(model: &LanguageModel) -> Vec<Answer> {
         let sampler = Sampler::new(options.sampling.clone(), &prompt.ids).unwrap().reporting(Some(1));
         batch.add_keyed(keyed, &options, sampler).unwrap()
     };
-    let names = [None].into_iter().chain(NAMED.iter().map(|(name, ..)| Some(*name)));
+    let names = [None].into_iter().chain(named.iter().map(|(name, ..)| Some(*name)));
     let ids: Vec<_> = names.map(add).collect();
     let mut found: BTreeMap<_, Answer> = BTreeMap::new();
     while !batch.is_idle() {
@@ -78,7 +83,7 @@ fn answers(model: &LanguageModel) -> Vec<Answer> {
 }
 
 fn load(dir: &Path, placement: &Placement, options: LoadOptions) -> Qwen3Vl {
-    Qwen3Vl::load_placed(&checkpoint(Path::new(TINY), dir), None, placement, options, |_| {}).unwrap()
+    Qwen3Vl::load_placed(&checkpoint(Path::new(TINY), dir, &NAMED), None, placement, options, |_| {}).unwrap()
 }
 
 fn live(device: &Device) -> usize {
@@ -93,7 +98,7 @@ fn live(device: &Device) -> usize {
 fn checked(path: &Path, dir: &Path, placement: &Placement, options: LoadOptions) -> Vec<Answer> {
     let live = || placement.devices().map(live).collect::<Vec<_>>();
     let before = live();
-    let (with, plain) = (checkpoint(path, dir), Checkpoint::open(path, None).unwrap());
+    let (with, plain) = (checkpoint(path, dir, &NAMED), Checkpoint::open(path, None).unwrap());
     let planned = with.adapter_bytes(&plain.config().unwrap(), &options);
     let load = |checkpoint| Qwen3Vl::load_placed(checkpoint, None, placement, options, |_| {}).unwrap();
     let own = load(&plain);
@@ -110,7 +115,7 @@ fn checked(path: &Path, dir: &Path, placement: &Placement, options: LoadOptions)
         let ratio = tensors[index] as f64 / more as f64;
         assert!((1.0..=2.1).contains(&ratio), "{options:?}: {more} on device {index}, planned {tensors:?}");
     }
-    answers(&model)
+    answers(&model, &NAMED)
 }
 
 /// The devices, f32 options for them, and the answers of one device, which all differ.
@@ -119,7 +124,7 @@ fn on_one(dir: &Path) -> ([Device; 2], LoadOptions, Vec<Answer>) {
     configure(Config { card: &MX330, others: vec![(&MX330, None)], ..Config::from_env().unwrap() }).unwrap();
     let devices = [0, 1].map(|ordinal| Device::virtual_gpu_number(ordinal).unwrap());
     let options = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&devices[0]) };
-    let expected = answers(&load(dir, &Placement::one(&devices[0], LAYERS), options));
+    let expected = answers(&load(dir, &Placement::one(&devices[0], LAYERS), options), &NAMED);
     for (at, answer) in expected.iter().enumerate() {
         assert!(!expected[..at].contains(answer), "{at} changes something");
     }
@@ -143,7 +148,7 @@ fn adapters_of_divided_layers_give_the_tokens_of_one_device() {
     let (devices, options, expected) = on_one(dir.path());
     let tokens = |answers: Vec<Answer>| answers.into_iter().map(|(tokens, _)| tokens).collect::<Vec<_>>();
     let rows = Placement::rows(&devices, LAYERS, 0).unwrap();
-    assert_eq!(tokens(answers(&load(dir.path(), &rows, options))), tokens(expected));
+    assert_eq!(tokens(answers(&load(dir.path(), &rows, options), &NAMED)), tokens(expected));
     no_findings("a row split");
 }
 
@@ -166,4 +171,25 @@ fn adapters_of_streamed_layers_give_the_bits_of_resident_ones() {
     });
     assert!(device == host && host != expected, "an embedding in host memory");
     no_findings("an embedding in host memory");
+}
+
+#[test]
+fn adapters_of_a_mixture_whose_experts_are_in_host_memory() {
+    in_own_process!();
+    let (dir, moe, named) =
+        (tempfile::tempdir().unwrap(), Path::new("tests/fixtures/qwen3-vl/moe"), &NAMED[..1]);
+    let device = common::cuda_device();
+    let options = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&device) };
+    let with = checkpoint(moe, dir.path(), named);
+    let one = Placement::one(&device, with.config().unwrap().text.num_hidden_layers);
+    let found = |experts: ExpertPlacement| {
+        let model = Qwen3Vl::load_placed(&with, None, &one, options.experts(experts), |_| {}).unwrap();
+        answers(&model, named)
+    };
+    let resident = found(ExpertPlacement::Gpu);
+    assert_ne!(resident[0], resident[1], "the adapter changes something");
+    assert_eq!(found(ExpertPlacement::Stream), resident);
+    let tokens = |answers: &[Answer]| answers.iter().map(|(tokens, _)| tokens.clone()).collect::<Vec<_>>();
+    assert_eq!(tokens(&found(ExpertPlacement::Cpu)), tokens(&resident));
+    no_findings("experts in host memory");
 }

@@ -325,3 +325,15 @@ fn configurations_that_cannot_be_are_refused() {
         }
     }
 }
+
+#[test]
+fn an_adapter_of_a_router_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(fixture("moe"), None).unwrap();
+    let hidden = checkpoint.config().unwrap().text.hidden_size;
+    crate::adapter::write(folder.path(), "model.language_model.layers.0.mlp.gate", [8, hidden], 1.0);
+    let checkpoint = checkpoint.with_adapter(folder.path()).unwrap();
+    let (device, options) = (Device::Cpu, LoadOptions::for_device(&Device::Cpu));
+    let error = Qwen3Vl::load_checkpoint(&checkpoint, &device, options, |_| {}).err().unwrap();
+    assert!(error.to_string().contains("changes the router of a mixture"), "{error}");
+}
