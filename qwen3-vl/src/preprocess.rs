@@ -189,13 +189,16 @@ fn resized_patches(
     Ok(patches(&frames, target, config))
 }
 
+/// Rows and columns.
+type Size = (usize, usize);
+
 /// The size that frames are resized to, and their pixels in it.
 fn resized_frames(
     name: &str,
     frames: &[Picture],
     bounds: Bounds,
     config: &PreprocessorConfig,
-) -> Result<((usize, usize), Vec<Vec<u8>>)> {
+) -> Result<(Size, Vec<Vec<u8>>)> {
     let size = frames.first().map_or((0, 0), |frame| (frame.height, frame.width));
     let refuse = |reason: String| Err(Error::Image { file: name.to_owned(), reason });
     let target = self::resized(name, size, frames.len(), bounds, config)?;
