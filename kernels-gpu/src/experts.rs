@@ -14,10 +14,12 @@
 //! | kernel             | idea                                                                                  |
 //! |--------------------|---------------------------------------------------------------------------------------|
 //! | experts_route_‹t›  | a warp computes four logits; the last block of a token finds the largest by one warp   |
+//! | experts_route4_‹t› | a block has four tokens, so that the gate is read once for them                       |
 //! | experts_sort       | a block per expert counts the pairs of lower experts, then places its own in order    |
 //! | experts_sum_f32    | a thread per element                                                                  |
 
 use crate::device::math::{exp, fma, rcp};
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16, Shared, ticket};
 use core::sync::atomic::{AtomicU32, Ordering};
 use cuda_std::butterfly::argmax;
@@ -57,6 +59,7 @@ pub struct Route<T> {
     pub experts: u32,
     /// 1 to `experts`.
     pub top_k: u32,
+    pub m: u32,
     pub cols: u32,
     /// 1 if x and gate start at a multiple of four elements and cols is a multiple of four, else 0.
     pub vectors: u32,
@@ -99,55 +102,73 @@ pub struct Combine {
 }
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelInfo] =
-    &[experts_route_f32.info(), experts_route_f16.info(), experts_sort.info(), experts_sum_f32.info()];
+pub const KERNELS: &[KernelInfo] = &[
+    experts_route_f32.info(),
+    experts_route_f16.info(),
+    experts_route4_f32.info(),
+    experts_route4_f16.info(),
+    experts_sort.info(),
+    experts_sum_f32.info(),
+];
 
 /// By the type of the gate: f32, f16. grid = [blocks for the experts, m]
 pub const ROUTE: (KernelSpec<Route<f32>>, KernelSpec<Route<F16>>) = (experts_route_f32, experts_route_f16);
+/// By the type of the gate. grid = [1, ceil(m / ROUTE_TOKENS)]
+pub const ROUTE4: (KernelSpec<Route<f32>>, KernelSpec<Route<F16>>) = (experts_route4_f32, experts_route4_f16);
+/// Tokens of a block of [`ROUTE4`].
+pub const ROUTE_TOKENS: u32 = 4;
 
 /// Columns of y that a block of [`experts_sum_f32`] computes.
 pub const SUM_COLUMNS: u32 = BLOCK;
 
-/// Computes the logits of four experts from `first` on, of which those past the last are that one, in all lanes.
+/// Computes the logits of four experts from `first` on for each of T tokens from `token` on, in all lanes. Experts and tokens past the
+/// last are that one.
 ///
 /// # Safety
 /// As the kernels; all lanes of the warp are here.
 #[inline(always)]
-unsafe fn logits<T: Element>(p: &Route<T>, x: *const f32, first: u32) -> [f32; LOGITS as usize] {
+unsafe fn logits<E: Element, const T: usize>(
+    p: &Route<E>,
+    token: u32,
+    first: u32,
+) -> [[f32; LOGITS as usize]; T] {
     let row = |j: u32| p.gate.wrapping_add(((first + j).min(p.experts - 1) * p.cols) as usize);
     let gates = [row(0), row(1), row(2), row(3)];
-    let mut sums = [0.0f32; LOGITS as usize];
+    let mut tokens = [p.x; T];
+    unroll!(I < 4 => if I < T {
+        tokens[I] = p.x.wrapping_add((token + I as u32).min(p.m - 1) as usize * p.cols as usize);
+    });
+    let mut sums = [[0.0f32; LOGITS as usize]; T];
     let lane = warp::lane_id();
     // SAFETY: rows are clamped to the last one and columns are below cols; all lanes are at the shuffles.
     unsafe {
         if p.vectors != 0 {
             let mut c = lane * 4;
             while c < p.cols {
-                let x = f32::load4(x.add(c as usize));
-                let mut j = 0;
-                sums = gates.map(|gate| {
-                    let w = T::load4(gate.add(c as usize));
-                    let sum = fma(x[3], w[3], fma(x[2], w[2], fma(x[1], w[1], fma(x[0], w[0], sums[j]))));
-                    j += 1;
-                    sum
+                let w = gates.map(|gate| E::load4(gate.add(c as usize)));
+                unroll!(I < 4 => if I < T {
+                    let x = f32::load4(tokens[I].add(c as usize));
+                    unroll!(J < 4 => {
+                        let (w, sum) = (w[J], sums[I][J]);
+                        sums[I][J] = fma(x[3], w[3], fma(x[2], w[2], fma(x[1], w[1], fma(x[0], w[0], sum))));
+                    });
                 });
                 c += 128;
             }
         } else {
             let mut c = lane;
             while c < p.cols {
-                let x = f32::load(x.add(c as usize));
-                let mut j = 0;
-                sums = gates.map(|gate| {
-                    let sum = fma(x, T::load(gate.add(c as usize)), sums[j]);
-                    j += 1;
-                    sum
+                let w = gates.map(|gate| E::load(gate.add(c as usize)));
+                unroll!(I < 4 => if I < T {
+                    let x = f32::load(tokens[I].add(c as usize));
+                    unroll!(J < 4 => sums[I][J] = fma(x, w[J], sums[I][J]));
                 });
                 c += 32;
             }
         }
-        sums.map(|sum| Sum.over::<32>(sum))
+        unroll!(I < 4 => if I < T { unroll!(J < 4 => sums[I][J] = Sum.over::<32>(sums[I][J])) });
     }
+    sums
 }
 
 /// Writes the `top_k` experts with the largest probabilities, of equal ones those with lower numbers.
@@ -217,23 +238,27 @@ unsafe fn choose<T>(p: &Route<T>, token: usize) {
     }
 }
 
+/// The experts of T tokens. With several blocks for the experts, the last of them chooses.
+///
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn route<T: Element>(p: Route<T>) {
-    let (token, warp) = (thread::block_idx_y(), thread::thread_idx_x() / 32);
+unsafe fn route<E: Element, const T: usize>(p: Route<E>) {
+    let (token, warp) = (thread::block_idx_y() * T as u32, thread::thread_idx_x() / 32);
     let mut first = (thread::block_idx_x() * WARPS + warp) * LOGITS;
     // SAFETY: whole warps enter the loop. A logit is written by one lane, and read after all blocks of the token are done.
     unsafe {
-        let x = p.x.add(token as usize * p.cols as usize);
-        let own = p.logits.add(token as usize * p.experts as usize);
         while first < p.experts {
-            let [a, b, c, d] = logits(&p, x, first);
+            let sums = logits::<E, T>(&p, token, first);
             let lane = warp::lane_id();
-            let logit = if lane < 2 { if lane == 0 { a } else { b } } else { if lane == 2 { c } else { d } };
-            if lane < LOGITS && first + lane < p.experts {
-                *own.add((first + lane) as usize) = logit;
-            }
+            unroll!(I < 4 => if I < T {
+                let [a, b, c, d] = sums[I];
+                let logit = if lane < 2 { if lane == 0 { a } else { b } } else { if lane == 2 { c } else { d } };
+                let token = token + I as u32;
+                if lane < LOGITS && first + lane < p.experts && token < p.m {
+                    *p.logits.add(token as usize * p.experts as usize + (first + lane) as usize) = logit;
+                }
+            });
             first += thread::grid_dim_x() * BLOCK_LOGITS;
         }
         if thread::grid_dim_x() == 1 {
@@ -241,26 +266,42 @@ unsafe fn route<T: Element>(p: Route<T>) {
         } else if !ticket::is_last(p.counters.add(token as usize), thread::grid_dim_x()) {
             return;
         }
-        if warp == 0 {
-            choose(&p, token as usize);
+        if warp < T as u32 && token + warp < p.m {
+            choose(&p, (token + warp) as usize);
         }
     }
 }
 
 /// # Safety
 /// [`Route`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK, shuffles = 40)]
+#[kernel(block = BLOCK, min_blocks = 5, shuffles = 40)]
 pub unsafe fn experts_route_f32(p: Route<f32>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { route(p) }
+    unsafe { route::<_, 1>(p) }
 }
 
 /// # Safety
 /// As [`experts_route_f32`].
-#[kernel(block = BLOCK, shuffles = 40)]
+#[kernel(block = BLOCK, min_blocks = 5, shuffles = 40)]
 pub unsafe fn experts_route_f16(p: Route<F16>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { route(p) }
+    unsafe { route::<_, 1>(p) }
+}
+
+/// # Safety
+/// As [`experts_route_f32`]; gridDim.x = 1.
+#[kernel(block = BLOCK, shuffles = 100)]
+pub unsafe fn experts_route4_f32(p: Route<f32>) {
+    // SAFETY: this kernel's contract is the body's.
+    unsafe { route::<_, { ROUTE_TOKENS as usize }>(p) }
+}
+
+/// # Safety
+/// As [`experts_route4_f32`].
+#[kernel(block = BLOCK, shuffles = 100)]
+pub unsafe fn experts_route4_f16(p: Route<F16>) {
+    // SAFETY: this kernel's contract is the body's.
+    unsafe { route::<_, { ROUTE_TOKENS as usize }>(p) }
 }
 
 /// Sorts pairs by expert; those of one expert stay in their order. grid = [experts]

@@ -87,6 +87,7 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     probe::KERNELS,
     quant::decode::KERNELS,
     quant::encode::KERNELS,
+    quant::experts::KERNELS,
     quant::formats::KERNELS,
     quant::norm::KERNELS,
     quant::scaled::KERNELS,

@@ -90,6 +90,12 @@ impl Network {
         micro_batch(prompt, self.text.pipeline_depth()).min(self.tokens_per_pass)
     }
 
+    /// Rows of a pass that fill the first GPU with blocks, and so cost each row as little as in longer passes; at least `least`, at most a pass.
+    pub fn rows_that_fill(&self, least: usize) -> usize {
+        let multiprocessors = self.device().as_cuda().map_or(0, |device| device.properties().multiprocessors);
+        (ROWS_PER_SM * multiprocessors as usize).min(self.tokens_per_pass).max(least)
+    }
+
     /// The tower's embeddings of an image or video.
     pub fn encode_image(&self, patches: &Patches) -> Result<VisionOutput> {
         let mut progress = VisionProgress::default();
@@ -256,6 +262,9 @@ pub enum Phase {
     /// The prompt passes through the decoder.
     Prompt,
 }
+
+/// Rows for each multiprocessor: two tiles of 128 × 64 each, where a product has 2,048 columns, the fewest of the family's.
+const ROWS_PER_SM: usize = 8;
 
 /// Layers that a GPU has in its queue, at least: one that it computes, and the next.
 pub(super) const LAYERS_QUEUED: usize = 2;

@@ -4,7 +4,7 @@
 //! memory bandwidths, which bound the time of a token; a GPU that would be too full gives layers to the one with the most
 //! room left.
 
-use super::fit::{Asked, Model};
+use super::fit::{Asked, Model, for_pages};
 use super::footprint::{Footprint, Gpu, Places, Planned, Workload};
 use super::options::{BatchOptions, LoadOptions};
 use super::placement::{SplitMode, in_ratio};
@@ -151,13 +151,13 @@ impl Model<'_> {
         batch: BatchOptions,
         targets: &[Target],
     ) -> Result<BatchOptions> {
-        let have_room = |pages| -> Result<bool> {
+        let have_room = |pages, targets: &[Target]| -> Result<bool> {
             let batch = BatchOptions { pages, ..batch };
             let found = self.footprints(&split.options, split.places(), work, Some(&batch), targets)?;
             Ok(fits(&found, targets))
         };
         let least = work.context.div_ceil(PAGE).max(1);
-        if !have_room(least)? {
+        if !have_room(least, targets)? {
             let limits: usize = targets.iter().map(|target| target.limit).sum();
             return Err(Error::Unsupported {
                 op: "fit",
@@ -167,9 +167,11 @@ impl Model<'_> {
             });
         }
         let (mut from, mut to) = (least, batch.pages.max(least));
+        let smaller = |target: &Target| Target { limit: for_pages(target.limit), ..*target };
+        let targets: Vec<_> = targets.iter().map(smaller).collect();
         while from < to {
             let pages = from + (to - from).div_ceil(2);
-            match have_room(pages)? {
+            match have_room(pages, &targets)? {
                 true => from = pages,
                 false => to = pages - 1,
             }

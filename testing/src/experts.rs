@@ -1,6 +1,7 @@
 //! Mixture of experts: the choice, and products with experts' matrices, summed by weights.
 
 use super::quant::{Weights, reference_row, reference_weights};
+use super::quant_rows::values;
 use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::ops::{ExpertRows, Routes};
 use pascaline::quant::{FORMATS, Format, QuantTensor, name};
@@ -91,6 +92,25 @@ enum Choice {
     First,
 }
 
+/// `top_k` different experts of each token, and normal numbers for their weights: [m, top_k] each.
+fn choices(id: &str, [m, experts, top_k]: [usize; 3], choice: Choice) -> (HostTensor, HostTensor) {
+    let mut rng = data::rng(id, "ids");
+    let from = if choice == Choice::Half { (experts / 2).max(top_k) } else { experts };
+    let mut ids = Vec::new();
+    for _ in 0..m {
+        let mut all: Vec<usize> = (0..from).collect();
+        for at in 0..top_k {
+            if choice != Choice::First {
+                let other = rng.random_range(at..from);
+                all.swap(at, other);
+            }
+            ids.push(all[at] as f32);
+        }
+    }
+    let weights = data::normal(id, "weights", [m, top_k], DType::F32);
+    (HostTensor::new([m, top_k], DType::U32, ids), weights)
+}
+
 /// Σ weight · x·wᵀ over each token's experts: [m, n].
 struct Product {
     m: usize,
@@ -144,27 +164,13 @@ impl Case for Product {
 
     fn inputs(&self) -> Vec<HostTensor> {
         let id = self.id();
-        let mut rng = data::rng(&id, "ids");
-        let from =
-            if self.choice == Choice::Half { (self.experts / 2).max(self.top_k) } else { self.experts };
-        let mut ids = Vec::new();
-        for _ in 0..self.m {
-            let mut all: Vec<usize> = (0..from).collect();
-            for at in 0..self.top_k {
-                if self.choice != Choice::First {
-                    let other = rng.random_range(at..from);
-                    all.swap(at, other);
-                }
-                ids.push(all[at] as f32);
-            }
-        }
-        let mut weights = data::normal(&id, "weights", [self.m, self.top_k], DType::F32);
+        let (ids, mut weights) = choices(&id, [self.m, self.experts, self.top_k], self.choice);
         weights.values.iter_mut().for_each(|weight| *weight = weight.abs() / self.top_k as f32);
         let dtype = if self.format.is_some() { DType::F32 } else { self.dtype };
         vec![
             data::normal(&id, "x", [self.m, self.k], DType::F32),
             data::normal(&id, "w", [self.experts * self.n, self.k], dtype),
-            HostTensor::new([self.m, self.top_k], DType::U32, ids),
+            ids,
             weights,
         ]
     }
@@ -227,6 +233,83 @@ impl Case for Product {
     }
 }
 
+/// Σ weight · silu(gate)·up over each token's experts, each row quantised: [m, n].
+struct Gated {
+    m: usize,
+    experts: usize,
+    n: usize,
+    k: usize,
+    top_k: usize,
+    formats: [Format; 2],
+    gate: Weights,
+    up: Weights,
+}
+
+impl Case for Gated {
+    fn about(&self) -> About {
+        let Self { m, experts, n, k, top_k, .. } = self;
+        let [gate, up] = self.formats.map(name);
+        let up = if gate == up { String::new() } else { format!(",up={up}") };
+        let step = 16.0 * self.k as f64 / 127.0;
+        About {
+            op: "quant_experts_gated",
+            id: format!("quant_experts_gated_{gate}/m={m},experts={experts},n={n},k={k},top_k={top_k}{up}"),
+            purpose: Purpose::Test,
+            output: ([self.m, self.n].into(), DType::F32),
+            tolerance: Tolerance::new(
+                step,
+                1e-5,
+                "f32 sums; a value between two quants may become either: one step of 4σ of gate times 4σ of up, each with a variance \
+                 of k, for all experts, whose weights are 1 together at most",
+            ),
+        }
+    }
+
+    fn inputs(&self) -> Vec<HostTensor> {
+        let id = self.id();
+        let (ids, mut weights) = choices(&id, [self.m, self.experts, self.top_k], Choice::Normal);
+        weights.values.iter_mut().for_each(|weight| *weight = weight.abs().min(1.0) / self.top_k as f32);
+        let matrix = |name| data::normal(&id, name, [self.experts * self.n, self.k], DType::F32);
+        let x = data::normal(&id, "x", [self.m, self.k], DType::F32);
+        vec![x, matrix("gate"), matrix("up"), ids, weights]
+    }
+
+    fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
+        let (ids, weights) = (inputs[3].to_vec::<u32>()?, inputs[4].to_vec::<f32>()?);
+        let routes = Routes::from_slices(&ids, &weights, self.top_k, self.experts, &inputs[0].device())?;
+        let gate = self.gate.get(&inputs[1], self.formats[0])?;
+        let up = self.up.get(&inputs[2], self.formats[1])?;
+        let rows = ops::quant_experts_gated(&inputs[0], &gate, &up, &routes)?;
+        ops::experts_sum_into(y, &values(&rows)?.to_device(&inputs[0].device())?, &routes, None)
+    }
+
+    fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
+        let Self { n, k, top_k, .. } = *self;
+        let matrices = [1, 2].map(|input| reference_weights(&inputs[input], self.formats[input - 1]));
+        let mut y = Vec::new();
+        for &row in rows {
+            let x = reference_row(inputs[0].row(row));
+            let mut sums = vec![0.0; n];
+            for j in 0..top_k {
+                let expert = inputs[3].row(row)[j] as usize;
+                let inner: Vec<f32> = (0..n)
+                    .map(|column| {
+                        let at = (expert * n + column) * k;
+                        let [gate, up] = matrices.each_ref().map(|w| -> f64 {
+                            x.iter().zip(&w[at..at + k]).map(|(x, w)| x * w).sum()
+                        });
+                        (gate / (1.0 + (-gate).exp()) * up) as f32
+                    })
+                    .collect();
+                let weight = f64::from(inputs[4].row(row)[j]);
+                sums.iter_mut().zip(reference_row(&inner)).for_each(|(sum, value)| *sum += weight * value);
+            }
+            y.extend(sums);
+        }
+        y
+    }
+}
+
 pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for dtype in [DType::F32, DType::F16] {
@@ -272,5 +355,21 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             }
         }
     }
+    let mut add_gated = |[m, experts, n, k, top_k]: [usize; 5], formats| {
+        let (gate, up) = Default::default();
+        cases.push(Box::new(Gated { m, experts, n, k, top_k, formats, gate, up }));
+    };
+    for format in FORMATS {
+        for shape in [
+            [0, 3, 8, 32, 2],
+            [2, 3, 40, 33, 2],   // few tokens: not sorted
+            [17, 7, 33, 40, 3],  // fewer rows of an expert than a step of the tile, a last block of one column
+            [90, 3, 31, 64, 1],  // less than a block, two or three steps
+            [150, 2, 70, 96, 2], // several tiles of an expert
+        ] {
+            add_gated(shape, [format; 2]);
+        }
+    }
+    add_gated([40, 5, 32, 64, 2], [Format::Q8_0, Format::Q6K]); // not in one pass
     cases
 }

@@ -176,7 +176,7 @@ impl Case for Rows {
 }
 
 /// The values that quantised rows stand for.
-fn values(rows: &QuantRows) -> Result<Tensor> {
+pub(crate) fn values(rows: &QuantRows) -> Result<Tensor> {
     let ((quants, scales), (m, cols)) = (rows.to_vecs()?, rows.shape().rows_cols());
     let k = quants.len() / m.max(1);
     let value = |at: usize| f32::from(quants[at]) * scales[at / 32].0;

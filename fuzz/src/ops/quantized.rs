@@ -17,6 +17,8 @@ pub(super) const OPS: &[Op] = &[
     ("quant_matmul", quant_matmul),
     ("quant_linear", quant_linear),
     ("quant_experts_linear", quant_experts_linear),
+    ("quant_experts_gated", quant_experts_gated),
+    ("quant_experts_rows", quant_experts_rows),
     ("dequant_linear", dequant_linear),
     ("fake_quantize_gradient", fake_quantize_gradient),
     ("quantize_scaled", quantize_scaled),
@@ -84,18 +86,47 @@ fn quant_gated_rows(call: &mut Call) -> Result<()> {
     compare(call, &rows, 1.0, [product(dims[dims.len() - 1])[0] / 127.0, 1e-5])
 }
 
+/// `top_k` of `experts` experts for each of m tokens, of equal weights.
+fn routes(call: &mut Call, m: usize, experts: usize, device: &Device) -> Result<Routes> {
+    let (top_k, seed) = (1 + call.below(experts), call.below(251));
+    let ids: Vec<u32> = (0..m * top_k).map(|pair| (pair * (2 * seed + 1) % 251 % experts) as u32).collect();
+    Routes::from_slices(&ids, &vec![0.5; ids.len()], top_k, experts, device)
+}
+
 fn quant_experts_linear(call: &mut Call) -> Result<()> {
     let (m, experts, n, k) = (call.size(), 1 + call.below(8), call.size(), call.size() + 1);
-    let (top_k, format) = (1 + call.below(experts), call.pick(&FORMATS));
-    let seed = call.below(251);
-    let ids: Vec<u32> = (0..m * top_k).map(|pair| (pair * (2 * seed + 1) % 251 % experts) as u32).collect();
+    let format = call.pick(&FORMATS);
     let x = call.input(&[m, k], DType::F32)?;
     let w = matrix(call, experts * n, k, format)?;
-    let routes = Routes::from_slices(&ids, &vec![0.5; ids.len()], top_k, experts, &x.device())?;
+    let routes = routes(call, m, experts, &x.device())?;
     let products = ops::quant_experts_linear(ExpertRows::Tokens(&x), &w, &routes)?;
     let y = ops::experts_sum(&products, &routes, None)?;
     let [abs, rel] = product(k);
-    call.result(y, [abs * top_k as f64, rel]);
+    call.result(y, [abs * routes.top_k() as f64, rel]);
+    Ok(())
+}
+
+/// Of more tokens than those whose rows are in the order of the pairs on a GPU.
+fn quant_experts_gated(call: &mut Call) -> Result<()> {
+    let (m, experts, n, k) = (17 + call.size(), 1 + call.below(8), call.size(), call.size() + 1);
+    let formats = [call.pick(&FORMATS), call.pick(&FORMATS)];
+    let up = if call.below(4) == 3 { formats[1] } else { formats[0] };
+    let x = call.input(&[m, k], DType::F32)?;
+    let (gate, up) = (matrix(call, experts * n, k, formats[0])?, matrix(call, experts * n, k, up)?);
+    let routes = routes(call, m, experts, &x.device())?;
+    let rows = ops::quant_experts_gated(&x, &gate, &up, &routes)?;
+    compare(call, &rows, 1.0, [product(k)[0] / 127.0, 1e-5])
+}
+
+/// As [`quant_experts_gated`].
+fn quant_experts_rows(call: &mut Call) -> Result<()> {
+    let (m, experts, n, k) = (17 + call.size(), 1 + call.below(8), call.size(), call.size() + 1);
+    let format = call.pick(&FORMATS);
+    let w = matrix(call, experts * n, k, format)?;
+    let routes = routes(call, m, experts, &w.device())?;
+    let x = ops::quantize_rows(&call.input(&[m * routes.top_k(), k], DType::F32)?)?;
+    let y = ops::quant_experts_rows(&x, &w, &routes)?;
+    call.result(y, product(k));
     Ok(())
 }
 

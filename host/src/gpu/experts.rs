@@ -7,22 +7,25 @@ use crate::problem::experts::{Places, Routes, Sorted};
 use crate::quant::{QuantRows, QuantTensor};
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::experts::{
-    BLOCK_LOGITS, Combine, ROUTE, Route, SUM_COLUMNS, Sort, experts_sort, experts_sum_f32, slots,
+    BLOCK_LOGITS, Combine, ROUTE, ROUTE_TOKENS, ROUTE4, Route, SUM_COLUMNS, Sort, experts_sort,
+    experts_sum_f32, slots,
 };
 use kernels_gpu::matmul::experts::{
     Experts, ROW_COLUMNS, TILE, matmul_experts1_f32, matmul_experts1_mixed, matmul_experts64_f32,
     matmul_experts64_mixed,
 };
 use kernels_gpu::quant;
-use kernels_gpu::quant::tile::{BN, EXPERTS32, EXPERTS64};
+use kernels_gpu::quant::blocks::BLOCK;
+use kernels_gpu::quant::experts::{BM, EXPERTS64, GATED64};
+use kernels_gpu::quant::tile::BN;
 use kernels_gpu::quant::vector::{EXPERTS1, Experts1, blocks1};
 use std::ptr;
 
 /// The most tokens whose pairs are not sorted: each pair reads its expert's matrix by itself. So a token's result has the same
 /// bits alone and among as many others as products with few rows take.
 pub(crate) const MAX_UNSORTED_TOKENS: usize = quant::vector::MAX_M as usize;
-/// The most rows of an expert, on average, for tiles of 32 rows: in tiles of 64 more than half would be empty.
-const MAX_TILE32_ROWS: u32 = 32;
+/// Blocks of several tokens that a multiprocessor gets at least, for a router that reads its matrix once for them: with fewer it is slower.
+const ROUTE_BLOCKS_PER_SM: u32 = 2;
 
 pub(crate) fn route(
     device: &CudaDevice,
@@ -36,13 +39,16 @@ pub(crate) fn route(
     let (tokens, cols) = x.shape().rows_cols();
     let (experts, top_k) = (gate.dims()[0], ids.dims()[1]);
     let logits = DeviceBuffer::uninitialized(device, tokens * experts * size_of::<f32>())?;
-    // few tokens: their logits are spread over the device
-    let blocks = match tokens {
-        ..=MAX_UNSORTED_TOKENS if tokens <= COUNTERS => (experts as u32).div_ceil(BLOCK_LOGITS),
-        _ => 1,
+    let together = (tokens as u32).div_ceil(ROUTE_TOKENS);
+    let are_few = tokens <= MAX_UNSORTED_TOKENS && tokens <= COUNTERS;
+    let are_many = !are_few && together >= ROUTE_BLOCKS_PER_SM * device.properties().multiprocessors;
+    let grid = match (are_few, are_many) {
+        (true, _) => [(experts as u32).div_ceil(BLOCK_LOGITS), tokens as u32, 1], // logits are spread over the device
+        (_, true) => [1, together, 1],
+        _ => [1, tokens as u32, 1],
     };
     let counters = device.stream().counters() as *mut u32;
-    by_dtype!(gate.dtype(), T, spec = [ROUTE.0, ROUTE.1] => {
+    by_dtype!(gate.dtype(), T, (few, many) = [(ROUTE.0, ROUTE4.0), (ROUTE.1, ROUTE4.1)] => {
         let (x, gate) = (x.ptr::<f32>(), gate.ptr::<T>());
         let aligned = (x as usize).is_multiple_of(16) && (gate as usize).is_multiple_of(4 * size_of::<T>());
         let parameters = Route {
@@ -55,6 +61,7 @@ pub(crate) fn route(
             gate,
             experts: experts as u32,
             top_k: top_k as u32,
+            m: tokens as u32,
             cols: cols as u32,
             vectors: u32::from(aligned && cols.is_multiple_of(4)),
             normalized: u32::from(normalized),
@@ -63,7 +70,7 @@ pub(crate) fn route(
         // 1 ≤ top_k ≤ experts ≤ MAX_EXPERTS, and made ids and weights [tokens, top_k]. All are on this stream and of less than 2³¹
         // elements. `logits` has room for each expert and is freed after the launch; `uses` is [experts]. The stream has a counter
         // for each token if there are several blocks.
-        unsafe { device.launch(spec, [blocks, tokens as u32, 1], &parameters) }
+        unsafe { device.launch(if are_many { many } else { few }, grid, &parameters) }
     })
 }
 
@@ -207,11 +214,6 @@ pub(crate) fn tiles(
 ) -> Result<()> {
     let (pairs, n) = y.shape().rows_cols();
     let (pairs, n, experts) = (pairs as u32, n as u32, routes.experts as u32);
-    let format = w.format() as usize;
-    let (spec, bm) = match pairs / experts {
-        ..=MAX_TILE32_ROWS => (EXPERTS32[format], 32),
-        _ => (EXPERTS64[format], 64),
-    };
     let parameters = quant::Experts {
         y: y.ptr(),
         x: x.quants.address() as *const u8,
@@ -224,8 +226,45 @@ pub(crate) fn tiles(
         k: w.k as u32,
         x_k: x.k as u32,
     };
+    let grid = [slots(pairs, BM, experts), n.div_ceil(BN), 1];
     // SAFETY: `ops::quant_experts_linear` has checked that x has w's columns and a row for each pair, sorted by the routes, which have
     // an order; w has `experts` times n rows, and y is [pairs, n]. All are on this stream and of less than 2³¹ elements. Rows of x are
     // padded to multiples of 256, and so no shorter than those of w, which have at least one block.
-    unsafe { device.launch(&spec, [slots(pairs, bm, experts), n.div_ceil(BN), 1], &parameters) }
+    unsafe { device.launch(&EXPERTS64[w.format() as usize], grid, &parameters) }
+}
+
+/// The rows silu(gate)·up of sorted pairs, quantised; `x` has a row for each token.
+pub(crate) fn gated(
+    device: &CudaDevice,
+    rows: &mut QuantRows,
+    x: &QuantRows,
+    [gate, up]: [&QuantTensor; 2],
+    sorted: &Sorted,
+) -> Result<()> {
+    let pairs = rows.shape.rows_cols().0 as u32;
+    let experts = sorted.starts.dims()[0] as u32 - 1;
+    let [(w, w_scales), (up, up_scales)] =
+        [gate, up].map(|w| (w.quants.address() as *const u8, w.scales.address() as *const u8));
+    let parameters = quant::GatedExperts {
+        quants: rows.quants.view_mut()?.address() as *mut u32,
+        scales: rows.scales.view_mut()?.address() as *mut _,
+        x: x.quants.address() as *const u8,
+        x_scales: x.scales.address() as *const u8,
+        w,
+        w_scales,
+        up,
+        up_scales,
+        tokens: sorted.tokens.ptr(),
+        starts: sorted.starts.ptr(),
+        experts,
+        n: gate.rows() as u32 / experts,
+        k: gate.k as u32,
+        x_k: x.k as u32,
+        y_k: rows.k as u32,
+    };
+    let grid = [slots(pairs, BM, experts), rows.k as u32 / BLOCK as u32, 1];
+    // SAFETY: `ops::quant_experts_gated` has checked that x has the matrices' columns and a row for each token of the routes, whose
+    // order this is, that both matrices have one format and `experts` times n rows, and made the result for all pairs with y_k ≥ n
+    // values, a multiple of 256. All are on this stream and of less than 2³¹ elements. Rows of x are padded to multiples of 256.
+    unsafe { device.launch(&GATED64[gate.format() as usize], grid, &parameters) }
 }

@@ -272,6 +272,12 @@ fn products(
     places: Option<[Places; 3]>,
 ) -> Result<Tensor> {
     let place = |matrix: usize| places.map(|places| places[matrix]);
+    if let (Matrix::Quantized(gate), Matrix::Quantized(up), Matrix::Quantized(down)) = (gate, up, down)
+        && routes.are_sorted()
+    {
+        let inner = ops::quant_experts_gated(x, gate, up, routes)?;
+        return ops::quant_experts_rows(&inner, down, routes);
+    }
     let gate = product(ExpertRows::Tokens(x), gate, routes, place(0))?;
     let up = product(ExpertRows::Tokens(x), up, routes, place(1))?;
     let inner = ops::silu_mul(&gate, &up)?;

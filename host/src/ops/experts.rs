@@ -2,13 +2,14 @@
 
 use super::check::Check;
 use super::copy::{aligned, copy_into};
+use super::elementwise::silu_mul;
 use super::linear::linear_into;
 use super::quant::{quant_matmul_rows_into, quantize_rows};
 use super::{embedding, linear};
 use crate::problem::activate::Epilogue;
 use crate::problem::experts::{ExpertRows, Places, Routes, Sorted};
-use crate::quant::QuantTensor;
-use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
+use crate::quant::{QuantRows, QuantTensor};
+use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 use kernels_gpu::experts::MAX_EXPERTS;
 use rayon::prelude::*;
 
@@ -187,20 +188,31 @@ fn check_product(
     if found != rows {
         return Err(LINEAR.bad_shape("x", x, format!("{expected}, {rows} rows")));
     }
+    let n = check_matrix(k, routes, &[("x", x), ("w", held)], w)?;
+    Ok((x.device(), k, n))
+}
+
+/// Checks the shape of a matrix for rows of k values, and that these tensors are where the routes are; returns the rows of each expert.
+fn check_matrix(
+    k: usize,
+    routes: &Routes,
+    tensors: &[(&'static str, &Tensor)],
+    w: &[usize],
+) -> Result<usize> {
+    let device = routes.ids.device();
     match *w {
         [all, columns] if columns == k && all.is_multiple_of(routes.experts) && k > 0 => {
-            for (argument, other) in [("x", x), ("w", held)] {
-                if !other.device().same(&routes.ids.device()) {
-                    return Err(LINEAR.elsewhere(argument, &other.device(), &routes.ids.device()));
-                }
-            }
-            Ok((x.device(), k, all / routes.experts))
+            let elsewhere = tensors.iter().find(|(_, tensor)| !tensor.device().same(&device));
+            elsewhere.map_or(Ok(all / routes.experts), |(argument, tensor)| {
+                Err(LINEAR.elsewhere(argument, &tensor.device(), &device))
+            })
         }
-        _ => {
-            let expected = format!("[{} · n, {k}] with k > 0", routes.experts);
-            Err(Error::Shape { op: LINEAR.0, argument: "w", expected, found: w.into() })
-        }
+        _ => Err(misfit("w", format!("[{} · n, {k}] with k > 0", routes.experts), w.into())),
     }
+}
+
+fn misfit(argument: &'static str, expected: String, found: Shape) -> Error {
+    Error::Shape { op: LINEAR.0, argument, expected, found }
 }
 
 /// The output of a product, within 32-bit indices.
@@ -282,27 +294,109 @@ pub(crate) fn quant_experts_linear_at(
     places: Option<Places>,
 ) -> Result<Tensor> {
     let (device, k, n) = check_product(x, routes, &w.quants, w.shape().dims())?;
+    let rows = routes.rows(x)?;
+    let (Device::Cuda(on), None) = (&device, &routes.sorted) else {
+        return quant_experts_rows(&quantize_rows(&rows)?, w, routes);
+    };
+    let mut y = output(routes, n, &device)?;
+    if y.shape().elements() > 0 {
+        let sharing = if matches!(x, ExpertRows::Tokens(_)) { routes.top_k() } else { 1 };
+        let rows = if k.is_multiple_of(4) { aligned(&rows)? } else { padded(&rows)? };
+        gpu::experts::vectors(on, y.view_mut()?, &rows, w, routes, (sharing, places))?;
+    }
+    Ok(y)
+}
+
+/// [`quantize_rows`](super::quantize_rows()) of silu(gate)·up for each pair, in the order of `routes`: [pairs, n]. A GPU quantises each token's row once
+/// and never stores the products, if both matrices have one format.
+///
+/// `x`: [tokens, k] f32; `gate`, `up`: [experts · n, k].
+///
+/// ```
+/// use pascaline::ops::{self, Routes};
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor};
+/// let w = ops::quantize(&Tensor::ones([2, 32], DType::F32, &Device::Cpu)?, Format::Q8_0)?; // two experts of one row
+/// let routes = Routes::from_slices(&[1], &[1.0], 1, 2, &Device::Cpu)?;
+/// let x = Tensor::ones([1, 32], DType::F32, &Device::Cpu)?;
+/// let (quants, scales) = ops::quant_experts_gated(&x, &w, &w, &routes)?.to_vecs()?;
+/// assert!((f32::from(quants[0]) * scales[0].0 - 32.0 * 32.0).abs() < 0.5);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`quant_experts_linear`]; [`Error::Shape`] if `up` has another shape than `gate`.
+pub fn quant_experts_gated(
+    x: &Tensor,
+    gate: &QuantTensor,
+    up: &QuantTensor,
+    routes: &Routes,
+) -> Result<QuantRows> {
+    const CHECK: Check = Check("quant_experts_gated");
+    let tokens = ExpertRows::Tokens(x);
+    let (device, _, n) = check_product(tokens, routes, &gate.quants, gate.shape().dims())?;
+    check_product(tokens, routes, &up.quants, up.shape().dims())?;
+    if gate.shape() != up.shape() {
+        return Err(misfit("up", format!("gate's, {}", gate.shape()), up.shape().clone()));
+    }
+    match (&device, &routes.sorted) {
+        (Device::Cuda(device), Some(sorted)) if gate.format() == up.format() => {
+            let mut rows = QuantRows::uninitialized([routes.pairs(), n].into(), &x.device())?;
+            CHECK.size("y", &rows.quants)?;
+            if rows.shape.elements() > 0 {
+                gpu::experts::gated(device, &mut rows, &quantize_rows(x)?, [gate, up], sorted)?;
+            }
+            Ok(rows)
+        }
+        (_, Some(_)) => {
+            let rows = quantize_rows(&routes.rows(tokens)?)?;
+            let [gate, up] = [gate, up].map(|w| quant_experts_rows(&rows, w, routes));
+            quantize_rows(&silu_mul(&gate?, &up?)?)
+        }
+        (_, None) => {
+            let [gate, up] = [gate, up].map(|w| quant_experts_linear(tokens, w, routes));
+            quantize_rows(&silu_mul(&gate?, &up?)?)
+        }
+    }
+}
+
+/// As [`quant_experts_linear`] of [`ExpertRows::Pairs`], of rows that are quantised.
+///
+/// ```
+/// use pascaline::ops::{self, Routes};
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor};
+/// let w = ops::quantize(&Tensor::ones([2, 32], DType::F32, &Device::Cpu)?, Format::Q8_0)?; // two experts of one row
+/// let routes = Routes::from_slices(&[1, 0], &[1.0, 1.0], 1, 2, &Device::Cpu)?; // two tokens
+/// let x = ops::quantize_rows(&Tensor::ones([2, 32], DType::F32, &Device::Cpu)?)?;
+/// let y = ops::quant_experts_rows(&x, &w, &routes)?.to_vec::<f32>()?;
+/// assert!(y.iter().all(|y| (y - 32.0).abs() < 0.01));
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// As there; [`Error::Unsupported`] for few tokens on a GPU, whose rows its kernels quantise themselves.
+pub fn quant_experts_rows(x: &QuantRows, w: &QuantTensor, routes: &Routes) -> Result<Tensor> {
+    let (pairs, k) = x.shape.rows_cols();
+    let n = check_matrix(k, routes, &[("x", &x.quants), ("w", &w.quants)], w.shape().dims())?;
+    if pairs != routes.pairs() {
+        return Err(misfit("x", format!("[{}, {k}]", routes.pairs()), x.shape.clone()));
+    }
+    let device = x.quants.device();
     let mut y = output(routes, n, &device)?;
     if y.shape().elements() == 0 {
         return Ok(y);
     }
-    let rows = routes.rows(x)?;
-    match &device {
-        Device::Cuda(device) if routes.sorted.is_none() => {
-            let sharing = if matches!(x, ExpertRows::Tokens(_)) { routes.top_k() } else { 1 };
-            let rows = if k.is_multiple_of(4) { aligned(&rows)? } else { padded(&rows)? };
-            gpu::experts::vectors(device, y.view_mut()?, &rows, w, routes, (sharing, places))?;
+    match (&device, &routes.sorted) {
+        (Device::Cuda(device), Some(_)) => gpu::experts::tiles(device, y.view_mut()?, x, w, routes)?,
+        (Device::Cuda(_), None) => {
+            let reason = "few tokens on a GPU: their rows stay f32".to_owned();
+            return Err(LINEAR.unsupported("x", &x.shape, reason));
         }
-        Device::Cuda(device) => {
-            gpu::experts::tiles(device, y.view_mut()?, &quantize_rows(&rows)?, w, routes)?;
-        }
-        Device::Cpu => {
-            let rows = quantize_rows(&rows)?;
-            each_expert(&mut y, routes, |y, expert, start, len| {
-                let (x, w) = (rows.narrow(start, len)?, w.narrow(expert * n, n)?);
-                quant_matmul_rows_into(y, &x, &w, &Epilogue::default())
-            })?;
-        }
+        (Device::Cpu, _) => each_expert(&mut y, routes, |y, expert, start, len| {
+            let (x, w) = (x.narrow(start, len)?, w.narrow(expert * n, n)?);
+            quant_matmul_rows_into(y, &x, &w, &Epilogue::default())
+        })?,
     }
     Ok(y)
 }

@@ -114,7 +114,7 @@ pub use elementwise::{scale, scale_into};
 pub use elementwise::{silu_mul, silu_mul_into};
 pub use embedding::{embedding, embedding_into};
 pub(crate) use experts::{MAX_UNSORTED_TOKENS, experts_linear_at, quant_experts_linear_at, route_counted};
-pub use experts::{experts_linear, quant_experts_linear, route};
+pub use experts::{experts_linear, quant_experts_gated, quant_experts_linear, quant_experts_rows, route};
 pub use experts::{experts_sum, experts_sum_into};
 pub use float16::{float16_decode, float16_decode_into, float16_encode, float16_matmul};
 pub use layer_norm::{layer_norm, layer_norm_into};

@@ -43,6 +43,11 @@ impl Routes {
         self.ids.dims()[1]
     }
 
+    /// Whether rows are in the order of the experts, as those of many tokens are.
+    pub(crate) fn are_sorted(&self) -> bool {
+        self.sorted.is_some()
+    }
+
     /// Each token's experts and their weights, the largest weight first: [tokens, top_k]. Waits for the device.
     ///
     /// # Errors

@@ -30,7 +30,7 @@
 
 use super::prefill::read_indices;
 use super::tensors::{Strides, not_zero};
-use super::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::math::{exp2, fma, log2, rcp};
 use crate::device::{Element, F16, Shared};
 use cuda_std::prelude::*;
@@ -265,9 +265,9 @@ impl<T: Element, W: Work> Operands for Pair<T, W> {
         let tid = read_indices()[0];
         let (row, part) = (tid / 4, tid % 4);
         let to = to.at(part * (4 * STRIDE) + (row ^ (part / 2 * 8)));
-        unroll!(I < 4 {
+        unroll!(I < 4 => {
             let values = T::from_words(staged[I]);
-            unroll!(E < 4 {
+            unroll!(E < 4 => {
                 // SAFETY: rows and columns of the chunks; each thread its own elements.
                 unsafe { to.set(I as u32 / 2 * (CHUNK * STRIDE) + E as u32 * STRIDE + I as u32 % 2 * 32, values[E]) };
             });
@@ -284,7 +284,7 @@ impl<T: Element, W: Work, const G: usize> Operands for Rows<T, W, G> {
     unsafe fn load(self, i: u32) -> Staged {
         let (Self(head, tile, work), tid) = (self, read_indices()[0]);
         let mut staged = [[0; 4]; 4];
-        unroll!(I < 4 {
+        unroll!(I < 4 => {
             if I < 2 * G {
                 // SAFETY: the head has a row; the tile is one of the block or follows its last.
                 staged[I] = unsafe {
@@ -298,7 +298,7 @@ impl<T: Element, W: Work, const G: usize> Operands for Rows<T, W, G> {
 
     unsafe fn put(self, to: Shared<f32>, staged: Staged) {
         let to = to.at(read_indices()[0] * 4);
-        unroll!(I < 4 {
+        unroll!(I < 4 => {
             if I < 2 * G {
                 // SAFETY: rows below 16 and columns below 64 G; each thread its own elements.
                 unsafe { to.set4(I as u32 * (8 * 64), T::from_words(staged[I])) };
@@ -350,13 +350,13 @@ unsafe fn products<T: Element>(
             let staged = if i < chunks { pair.load(i) } else { next.load(0) };
             let (own, other) = (pipe.read(), pipe.read().at(CHUNK * STRIDE));
             let (a, b) = ([own.at(row), own.at(row ^ 8)], [other.at(tx * 4), other.at((tx * 4) ^ 8)]);
-            unroll!(C < 16 {
+            unroll!(C < 16 => {
                 let x = [
                     a[C / 8].get4_at::<{ C as u32 }, STRIDE, 0, 0>(),
                     a[C / 8].get4_at::<{ C as u32 }, STRIDE, 1, 4>(),
                 ];
                 let y = b[C / 8].get4_at::<{ C as u32 }, STRIDE, 0, 0>();
-                unroll!(I < 8 { unroll!(J < 4 { s[I][J] = fma(x[I / 4][I % 4], y[J], s[I][J]); }); });
+                unroll!(I < 8 => { unroll!(J < 4 => { s[I][J] = fma(x[I / 4][I % 4], y[J], s[I][J]); }); });
             });
             let to = pipe.turn();
             if i < chunks {
@@ -381,7 +381,7 @@ fn tile_at(Place { tx, row, .. }: Place, j: u32) -> u32 {
 /// `tile` holds [`TILE`] elements, which nobody reads meanwhile.
 #[inline(always)]
 unsafe fn store_tile(tile: Shared<f32>, s: &[[f32; 4]; 8], place: Place) {
-    unroll!(J < 4 {
+    unroll!(J < 4 => {
         let at = tile_at(place, J as u32);
         // SAFETY: this thread's own elements.
         unsafe {
@@ -415,15 +415,15 @@ unsafe fn accumulate<T: Element, const G: usize>(
             let y = pipe.read().at(tx * 4);
             j += 1;
             let staged = if j < ROWS / CHUNK { rows.load(j) } else { next.load(0) };
-            unroll!(K < 16 {
+            unroll!(K < 16 => {
                 let a = [
                     x[K / 4].get4_at::<{ K as u32 }, ROWS, 0, 0>(),
                     x[(K / 4) ^ 1].get4_at::<{ K as u32 }, ROWS, 0, 0>(),
                 ];
-                unroll!(H < 2 {
+                unroll!(H < 2 => {
                     if H < G {
                         let b = y.get4_at::<{ K as u32 }, 64, { H as u32 }, { CHUNK * 64 }>();
-                        unroll!(I < 8 { unroll!(E < 4 { acc[I][H][E] = fma(a[I / 4][I % 4], b[E], acc[I][H][E]); }); });
+                        unroll!(I < 8 => { unroll!(E < 4 => { acc[I][H][E] = fma(a[I / 4][I % 4], b[E], acc[I][H][E]); }); });
                     }
                 });
             });
@@ -450,9 +450,9 @@ unsafe fn write<T: Element, const G: usize>(
     (first, len, head_dim): (u32, u32, u32),
     Place { tx, row, .. }: Place,
 ) {
-    unroll!(I < 8 {
+    unroll!(I < 8 => {
         let r = first + row + I as u32;
-        unroll!(H < 2 {
+        unroll!(H < 2 => {
             let c = tx * 4 + 64 * H as u32;
             if H < G && r < len && c < head_dim {
                 // SAFETY: row and column are the head's; head_dim and strides are multiples of eight.
@@ -609,12 +609,12 @@ pub(super) unsafe fn of_queries<T: Element, W: Work, const G: usize>(
 
     // the 16 lanes of half a warp have a row's columns
     let (mut max, mut sum, mut delta) = ([f32::NEG_INFINITY; 8], [0.0f32; 8], [0.0f32; 8]);
-    unroll!(I < 8 {
+    unroll!(I < 8 => {
         let (r, c) = (first + place.row + I as u32, place.tx * 4);
         // SAFETY: a block has a query; all lanes are here.
         unsafe {
             let (x, y) = ([out.load4(r, c), out.load4(r, c + 64)], [dout.load4(r, c), dout.load4(r, c + 64)]);
-            unroll!(HALF < 2 { unroll!(E < 4 { delta[I] += x[HALF][E] * y[HALF][E]; }); });
+            unroll!(HALF < 2 => { unroll!(E < 4 => { delta[I] += x[HALF][E] * y[HALF][E]; }); });
             delta[I] = Sum.over::<16>(delta[I]);
         }
     });
@@ -636,9 +636,9 @@ pub(super) unsafe fn of_queries<T: Element, W: Work, const G: usize>(
         unsafe { products(&mut s, &mut pipe, scores(tile), weights) };
         // SAFETY: a tile of the block.
         let seen = unsafe { work.seen(Place::new(), first, tile) };
-        unroll!(I < 8 {
+        unroll!(I < 8 => {
             let mut next = max[I];
-            unroll!(J < 4 {
+            unroll!(J < 4 => {
                 s[I][J] = if W::sees(seen, I as u32, J as u32) { s[I][J] * p.scale_log2 } else { f32::NEG_INFINITY };
                 next = next.max(s[I][J]);
             });
@@ -648,16 +648,16 @@ pub(super) unsafe fn of_queries<T: Element, W: Work, const G: usize>(
             let rescale = exp2(max[I] - base);
             max[I] = next;
             sum[I] *= rescale;
-            unroll!(J < 4 {
+            unroll!(J < 4 => {
                 s[I][J] = exp2(s[I][J] - base);
                 sum[I] += s[I][J];
             });
-            unroll!(H < 2 { if H < G { unroll!(E < 4 { dq[I][H][E] *= rescale; }); } });
+            unroll!(H < 2 => if H < G { unroll!(E < 4 => { dq[I][H][E] *= rescale; }); });
         });
         // SAFETY: all threads run the same loop. Since the tile was read last, all threads were at barriers.
         unsafe {
             products(&mut dp, &mut pipe, weights, keys);
-            unroll!(I < 8 { unroll!(J < 4 { s[I][J] *= (dp[I][J] - delta[I]) * p.scale; }); });
+            unroll!(I < 8 => { unroll!(J < 4 => { s[I][J] *= (dp[I][J] - delta[I]) * p.scale; }); });
             store_tile(tile_of_s, &s, Place::new());
             accumulate(&mut dq, tile_of_s, &mut pipe, keys, scores(tile + W::STEP));
         }
@@ -665,14 +665,14 @@ pub(super) unsafe fn of_queries<T: Element, W: Work, const G: usize>(
     }
 
     let place = Place::new();
-    unroll!(I < 8 {
+    unroll!(I < 8 => {
         // SAFETY: all lanes are here; stats has a row for each of the block's queries, also past the last one.
         unsafe {
             let total = Sum.over::<16>(sum[I]);
             // of a row that sees nothing: every weight is exp(−∞)
             let l = if total > 0.0 { max[I] + log2(total) } else { f32::INFINITY };
             let factor = if total > 0.0 { rcp(total) } else { 0.0 };
-            unroll!(H < 2 { if H < G { unroll!(E < 4 { dq[I][H][E] *= factor; }); } });
+            unroll!(H < 2 => if H < G { unroll!(E < 4 => { dq[I][H][E] *= factor; }); });
             if place.tx == 0 {
                 let [to_l, to_delta] = p.stats_at(head, heads, first + place.row + I as u32);
                 *to_l = l;
@@ -735,8 +735,8 @@ pub(super) unsafe fn of_keys<T: Element, W: Work, const G: usize>(
             let l = unsafe { f32::load4(p.stats_of(work, tile, heads, place)[0]) };
             // SAFETY: a tile of the block.
             let seen = unsafe { work.seen(place, first, tile) };
-            unroll!(J < 4 {
-                unroll!(I < 8 {
+            unroll!(J < 4 => {
+                unroll!(I < 8 => {
                     let sees = W::sees(seen, I as u32, J as u32);
                     s[I][J] = if sees { exp2(s[I][J] * p.scale_log2 - l[J]) } else { 0.0 };
                 });
@@ -751,11 +751,11 @@ pub(super) unsafe fn of_keys<T: Element, W: Work, const G: usize>(
             let place = Place::new();
             // SAFETY: stats has a second row for the same queries, also past the last one.
             let delta = unsafe { f32::load4(p.stats_of(work, tile, heads, place)[1]) };
-            unroll!(J < 4 {
+            unroll!(J < 4 => {
                 let at = tile_at(place, J as u32);
                 // SAFETY: this thread's own elements of the tile.
                 let weights = unsafe { [tile_of_s.at(at).get4(0), tile_of_s.at(at ^ 4).get4(0)] };
-                unroll!(I < 8 { dp[I][J] = weights[I / 4][I % 4] * (dp[I][J] - delta[J]) * p.scale; });
+                unroll!(I < 8 => { dp[I][J] = weights[I / 4][I % 4] * (dp[I][J] - delta[J]) * p.scale; });
             });
             // SAFETY: all threads run the same loop, and each has read its own elements of the tile alone since the last barrier.
             unsafe {

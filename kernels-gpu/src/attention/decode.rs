@@ -29,7 +29,7 @@
 
 use super::merge::{Merge, Scratch, base};
 use super::tensors::{Strides, Tensors, by_width, not_zero, tensors, visible};
-use super::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::math::{exp2, fma};
 use crate::device::{Element, F16};
 use crate::kv::{Stored, for_each_storage};
@@ -260,7 +260,7 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
     let (k_head, v_head) = (k_strides.offset(batch, kv_head), v_strides.offset(batch, kv_head));
     let load = |x: S, head: u32, row: u32, key: u32| {
         let mut words = [[[0; 4]; 2]; U];
-        unroll!(J < 4 {
+        unroll!(J < 4 => {
             if J < U {
                 // SAFETY: the key is below kv_len, the pieces below head_dim.
                 words[J] = unsafe {
@@ -281,7 +281,7 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
     // q [R, D], scaled
     let mut query = [[0.0f32; 8]; R];
     let mut sights = [work.row(0, 0); R];
-    unroll!(I < 4 {
+    unroll!(I < 4 => {
         if I < R {
             let row = (first_row + I as u32).min(rows - 1);
             sights[I] = work.row(row % q_len, end);
@@ -292,7 +292,7 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
             };
             let (factor_a, factor_b) =
                 (if low < head_dim { scale_log2 } else { 0.0 }, if high < head_dim { scale_log2 } else { 0.0 });
-            unroll!(E < 4 {
+            unroll!(E < 4 => {
                 query[I][E] = a[E] * factor_a;
                 query[I][E + 4] = b[E] * factor_b;
             });
@@ -307,12 +307,12 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
 
         // s = q · k
         let mut s = [[0.0f32; U]; R];
-        unroll!(J < 4 {
+        unroll!(J < 4 => {
             if J < U {
                 let k = k.values8(keys[J]);
-                unroll!(I < 4 {
+                unroll!(I < 4 => {
                     if I < R {
-                        unroll!(E < 8 { s[I][J] = fma(query[I][E], k[E], s[I][J]); });
+                        unroll!(E < 8 => { s[I][J] = fma(query[I][E], k[E], s[I][J]); });
                     }
                 });
             }
@@ -322,9 +322,9 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
         if key < end {
             keys = load(k, k_head, k_strides.row, key); // in flight while the values are computed with
         }
-        unroll!(I < 4 {
+        unroll!(I < 4 => {
             if I < R {
-                unroll!(J < 4 {
+                unroll!(J < 4 => {
                     if J < U {
                         // SAFETY: the loop's bounds are the same for the whole block, so all lanes are here; the row's keys
                         // end where the split does.
@@ -341,15 +341,15 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
         });
 
         // m' = max(m, s); p = exp(s − m'); acc = exp(m − m') acc + p v
-        unroll!(I < 4 {
+        unroll!(I < 4 => {
             if I < R {
                 let mut next = m[I];
-                unroll!(J < 4 { if J < U { next = next.max(s[I][J]); } });
+                unroll!(J < 4 => if J < U { next = next.max(s[I][J]); });
                 let rescale = exp2(m[I] - base(next));
                 m[I] = next;
                 l[I] *= rescale;
-                unroll!(E < 8 { acc[I][E / 4][E % 4] *= rescale; });
-                unroll!(J < 4 {
+                unroll!(E < 8 => { acc[I][E / 4][E % 4] *= rescale; });
+                unroll!(J < 4 => {
                     if J < U {
                         s[I][J] = exp2(s[I][J] - base(next));
                         l[I] += s[I][J];
@@ -357,12 +357,12 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
                 });
             }
         });
-        unroll!(J < 4 {
+        unroll!(J < 4 => {
             if J < U {
                 let v = v.values8(values[J]);
-                unroll!(I < 4 {
+                unroll!(I < 4 => {
                     if I < R {
-                        unroll!(E < 8 { acc[I][E / 4][E % 4] = fma(s[I][J], v[E], acc[I][E / 4][E % 4]); });
+                        unroll!(E < 8 => { acc[I][E / 4][E % 4] = fma(s[I][J], v[E], acc[I][E / 4][E % 4]); });
                     }
                 });
             }

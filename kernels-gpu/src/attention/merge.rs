@@ -5,7 +5,7 @@
 //!
 //! Source: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax", section 3.1.
 
-use super::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::element::read4;
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, Shared, ticket};
@@ -79,13 +79,13 @@ impl<const P: usize> Merge<P> {
         let splits = self.splits;
         let mut whole = splits == 1;
         loop {
-            unroll!(I < 4 {
+            unroll!(I < 4 => {
                 if I < R {
                     let row = slot * R as u32 + I as u32;
                     // SAFETY: each thread writes its own elements of [slots, R, D]; one thread of a slot writes the slot's
                     // of [slots, R].
                     unsafe {
-                        unroll!(J < 4 { if J < P { all_acc.set4(row * d + columns[J], acc[I][J]); } });
+                        unroll!(J < 4 => if J < P { all_acc.set4(row * d + columns[J], acc[I][J]); });
                         if columns[0] == 0 {
                             all_m.set(row, m[I]);
                             all_l.set(row, l[I]);
@@ -148,7 +148,7 @@ impl<const P: usize> Merge<P> {
                     return;
                 }
             }
-            unroll!(I < 4 {
+            unroll!(I < 4 => {
                 if I < R {
                     // SAFETY: the records of a row, all of them written and visible.
                     (m[I], l[I], acc[I]) = unsafe { self.merged((first_row + I as u32).min(rows - 1)) };
@@ -177,14 +177,14 @@ impl<const P: usize> Merge<P> {
         while split < splits {
             let (mut max, mut sum, mut columns) = ([f32::NEG_INFINITY; N], [0.0; N], [[[0.0; 4]; P]; N]);
             let mut next = m;
-            unroll!(J < 4 {
+            unroll!(J < 4 => {
                 let split = split + J as u32 * self.slots;
                 if split < splits {
                     // SAFETY: a record of this row, which its block wrote before the fence that the caller has passed.
                     unsafe {
                         let record = records.add((split * partial_elements(self.d)) as usize);
                         [max[J], sum[J], ..] = read4(record.add(self.d as usize));
-                        unroll!(K < 4 { if K < P { columns[J][K] = read4(record.add(self.columns[K] as usize)); } });
+                        unroll!(K < 4 => if K < P { columns[J][K] = read4(record.add(self.columns[K] as usize)); });
                     }
                     next = next.max(max[J]);
                 }
@@ -192,13 +192,13 @@ impl<const P: usize> Merge<P> {
             let rescale = exp2(m - base(next));
             m = next;
             l *= rescale;
-            unroll!(K < 4 { if K < P { unroll!(E < 4 { acc[K][E] *= rescale; }); } });
-            unroll!(J < 4 {
+            unroll!(K < 4 => if K < P { unroll!(E < 4 => { acc[K][E] *= rescale; }); });
+            unroll!(J < 4 => {
                 let weight = exp2(max[J] - base(next));
                 l = fma(weight, sum[J], l);
-                unroll!(K < 4 {
+                unroll!(K < 4 => {
                     if K < P {
-                        unroll!(E < 4 { acc[K][E] = fma(weight, columns[J][K][E], acc[K][E]); });
+                        unroll!(E < 4 => { acc[K][E] = fma(weight, columns[J][K][E], acc[K][E]); });
                     }
                 });
             });

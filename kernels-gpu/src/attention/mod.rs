@@ -22,7 +22,6 @@ pub mod paged;
 pub mod prefill;
 pub mod sparse;
 mod tensors;
-mod unroll;
 
 pub use decode::Decode;
 pub use prefill::{Prefill, PrefillMerge};

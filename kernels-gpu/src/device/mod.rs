@@ -10,11 +10,12 @@ pub mod math;
 pub mod order;
 pub mod rows;
 pub mod ticket;
+pub(crate) mod unroll;
 pub mod vector;
 
 pub use columns::Columns;
 pub use cuda_std::shared;
 pub use cuda_std::shared::Shared;
 pub use element::{Element, F16};
-pub use order::keep_order;
+pub use order::{keep_order, opaque};
 pub use vector::{Raw, Vector};

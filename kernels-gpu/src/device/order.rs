@@ -1,4 +1,4 @@
-//! A compiler barrier for loads.
+//! What keeps the compiler from moving code.
 
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
@@ -11,4 +11,14 @@ use cuda_std::gpu_only;
 pub fn keep_order() {
     // SAFETY: no instruction. The compiler assumes that it may write memory, so it moves no load across it.
     unsafe { asm!("", options(nostack, preserves_flags)) }
+}
+
+/// The same value, unknown to the optimiser. In a loop it cannot compute addresses from it before the loop and keep them in registers.
+#[gpu_only]
+#[inline(always)]
+pub fn opaque(value: u32) -> u32 {
+    let same;
+    // SAFETY: the assembly is only a comment.
+    unsafe { asm!("// {}", inout(reg32) value => same, options(nomem, nostack, preserves_flags)) };
+    same
 }

@@ -26,11 +26,11 @@ use super::load::{AlongK, AlongWidth, Load, PAD, Strided};
 use super::product::{Product, batch_offset, k_range, product};
 use super::write;
 use crate::device::math::fma;
-use crate::device::{Element, F16, Shared};
+use crate::device::{Element, F16, Shared, opaque};
 use crate::float16::Float16;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
-use cuda_std::{KernelInfo, KernelSpec, gpu_only};
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Tile rows whose blocks go through the tile columns together, so that resident blocks share rows and columns in L2.
 const GROUP: u32 = 8;
@@ -262,18 +262,6 @@ pub(super) fn tile_place(index: u32, tiles_m: u32, tiles_n: u32) -> (u32, u32) {
     let rows = GROUP.min(tiles_m - first).max(1);
     let within = index % per_group;
     (first + within % rows, within / rows)
-}
-
-/// The same value, unknown to the optimiser.
-#[gpu_only]
-#[inline(always)]
-fn opaque(value: u32) -> u32 {
-    let same;
-    // SAFETY: the assembly is only a comment.
-    unsafe {
-        core::arch::asm!("// {}", inout(reg32) value => same, options(pure, nomem, nostack, preserves_flags))
-    };
-    same
 }
 
 /// Computes the tile of c at (`row`, `column`) from `k_count` rows of both operands. `SLICES` groups of `THREADS` threads

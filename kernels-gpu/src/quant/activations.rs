@@ -2,7 +2,7 @@
 
 use super::blocks::RowScale;
 pub(crate) use super::inputs::{BlockInput, Inputs};
-use super::unroll::unroll;
+use crate::device::unroll::unroll;
 use super::weights::{BLOCK_VALUES, Weights};
 use crate::device::Shared;
 use crate::device::int8::{load_pair, load_words};

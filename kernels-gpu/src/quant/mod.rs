@@ -24,6 +24,7 @@ pub mod blocks;
 pub mod decode;
 pub mod encode;
 pub mod epilogue;
+pub mod experts;
 pub mod formats;
 mod inputs;
 pub mod norm;
@@ -31,7 +32,6 @@ pub mod scaled;
 pub mod search;
 pub mod straight_through;
 pub mod tile;
-mod unroll;
 pub mod vector;
 pub(crate) mod weights;
 
@@ -88,6 +88,40 @@ pub struct Experts {
     pub k: u32,
     /// At least k.
     pub x_k: u32,
+}
+
+/// The parameters of grouped gated products: the quantised rows silu(gate)·up, sorted by expert, of x's rows by an index.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct GatedExperts {
+    /// [rows, y_k / 4] words of four quants, disjoint from all else
+    pub quants: *mut u32,
+    /// [rows, y_k / 32], disjoint from all else
+    pub scales: *mut blocks::RowScale,
+    /// [tokens, x_k] quants
+    pub x: *const u8,
+    /// Of x.
+    pub x_scales: *const u8,
+    /// [experts · n, k] quants of the gates
+    pub w: *const u8,
+    /// Of w.
+    pub w_scales: *const u8,
+    /// [experts · n, k] quants
+    pub up: *const u8,
+    /// Of up.
+    pub up_scales: *const u8,
+    /// [rows]: the row of x, as [`experts_sort`](crate::experts::experts_sort) writes them
+    pub tokens: *const u32,
+    /// [experts + 1], as `experts_sort` writes them
+    pub starts: *const u32,
+    pub experts: u32,
+    /// Gates of an expert, and ups.
+    pub n: u32,
+    pub k: u32,
+    /// At least k.
+    pub x_k: u32,
+    /// At least n, a multiple of 32. Columns from n are zeros.
+    pub y_k: u32,
 }
 
 /// The parameters of gated products: y = the rows silu(gate)·up of x·wᵀ, quantised. A row of x·wᵀ is n/2 gates, then n/2 ups.

@@ -9,7 +9,7 @@
 
 use super::blocks::RowScale;
 use super::encode::activations;
-use super::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::Element;
 use crate::device::math::rsqrt;
 use crate::device::rows::{Block, ROW_BLOCK, ROW_WARPS, Team};

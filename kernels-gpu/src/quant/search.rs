@@ -10,7 +10,7 @@
 //! ninth smaller.
 
 use super::blocks::{Half, abs_bits, inverse, stored_scale};
-use super::unroll::unroll;
+use crate::device::unroll::unroll;
 
 /// The values that the quants of a format represent.
 pub trait Levels {

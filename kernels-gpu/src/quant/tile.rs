@@ -21,24 +21,21 @@
 //! | quant_slices64_‹f›  | 64 × 64  | 512     | a multiprocessor gets at most one: each half of the threads takes every second tile of k |
 //! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
 //! | quant_gated128_‹f›  | 128 × 64 | 128     | [`Gated`], where the product would be quant_tile128 |
-//! | quant_experts64_‹f› | 64 × 64  | 256     | [`Experts`]: a tile has one expert's rows          |
-//! | quant_experts32_‹f› | 32 × 64  | 256     | fewer rows of an expert on average                 |
+//!
+//! [`experts`](super::experts) has those for the rows of experts.
 
 use super::activations::row_scale;
 use super::blocks::RowScale;
 use super::encode::activations;
 use super::epilogue::Epilogue;
-use super::unroll::unroll;
+use crate::device::unroll::unroll;
 use super::weights::{BLOCK_VALUES, MAGIC, Matrix, Weights, chunk, half_minima, upper};
-use super::{Experts, FORMATS, Gated, Product};
-use crate::activate::IDENTITY;
+use super::{FORMATS, Gated, Product};
 use crate::device::Shared;
 use crate::device::int8::{dp4a, load_words};
 use crate::device::math::fma;
 use crate::elementwise::silu;
-use crate::experts::{TileRows, tile_rows};
 use core::marker::PhantomData;
-use core::ptr::null;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec};
@@ -46,11 +43,11 @@ use cuda_std::{KernelInfo, KernelSpec};
 /// Columns of y in a tile.
 pub const BN: u32 = 64;
 /// The distance between a thread's rows of y.
-const ROW_STEP: u32 = 16;
+pub(super) const ROW_STEP: u32 = 16;
 /// Runs of 16 values along k in a tile: two blocks.
-const RUNS: u32 = 4;
+pub(super) const RUNS: u32 = 4;
 /// Blocks in a tile.
-const BLOCKS: u32 = 2;
+pub(super) const BLOCKS: u32 = 2;
 /// Rows of padding between planes. With 2, the eight 16-byte stores of a wavefront have no bank conflicts.
 const PAD: u32 = 2;
 
@@ -84,24 +81,64 @@ impl<W: Weights, const BM: u32> Place<W, BM> {
 }
 
 /// Words of shared memory of a block.
-const fn shared_words<W: Weights, const BM: u32>() -> u32 {
+pub(super) const fn shared_words<W: Weights, const BM: u32>() -> u32 {
     2 * Place::<W, BM>::WORDS
 }
 
 /// The activations.
 #[derive(Clone, Copy)]
-struct Rows {
-    quants: *const u8,
-    scales: *const u8,
+pub(super) struct Rows<O> {
+    pub quants: *const u8,
+    pub scales: *const u8,
     /// This block's first row.
-    first: u32,
+    pub first: u32,
     /// The end of the rows that it may read.
-    m: u32,
-    k: u32,
+    pub m: u32,
+    /// The tile's rows that it computes, a multiple of [`ROW_STEP`].
+    pub live: u32,
+    pub k: u32,
+    /// Where a row is in memory.
+    pub order: O,
+}
+
+/// Where the rows of a tile are in memory, of those that a thread loads.
+#[inlined]
+pub(super) trait Order: Copy {
+    /// Where the quants of row `row` begin, of which the thread loads its run number `unit`: bytes.
+    fn quants(self, unit: usize, row: u32, k: u32) -> usize;
+
+    /// Where the scales of row `row` begin, of which the thread loads its scale number `unit`: bytes.
+    fn scales(self, unit: usize, row: u32, k: u32) -> usize;
+
+    /// A row of w from whose number its address is computed.
+    fn row(self, row: u32) -> u32 {
+        row
+    }
+}
+
+/// One after the other.
+#[derive(Clone, Copy)]
+pub(super) struct InOrder;
+
+#[inlined]
+impl Order for InOrder {
+    fn quants(self, _: usize, row: u32, k: u32) -> usize {
+        row as usize * k as usize
+    }
+
+    fn scales(self, _: usize, row: u32, k: u32) -> usize {
+        row as usize * (k / 4) as usize
+    }
 }
 
 /// The output that a block computes from its tile's sums.
-trait Output: Copy {
+#[inlined]
+pub(super) trait Output: Copy {
+    /// The matrix that place `place` of the block's tile is from.
+    fn matrix(self, w: Matrix, _place: u32) -> Matrix {
+        w
+    }
+
     /// The row of w in place `place` of the block's tile. Past the last row it is that one.
     fn row(self, place: u32) -> u32;
 
@@ -121,9 +158,9 @@ trait Output: Copy {
 
 /// A product with the n rows of w from row `from_row` on.
 #[derive(Clone, Copy)]
-struct Columns {
-    epilogue: Epilogue,
-    from_row: u32,
+pub(super) struct Columns {
+    pub epilogue: Epilogue,
+    pub from_row: u32,
 }
 
 #[inlined]
@@ -158,13 +195,17 @@ impl Output for Columns {
 /// silu(gate)·up, quantised. Half of a tile's places are gates, the other half their ups, so that a tile gives one block of
 /// 32 values of a row. A thread's gates are neighbours in the result, and eight lanes have the block.
 #[derive(Clone, Copy)]
-struct GatedRows {
-    quants: *mut u32,
-    scales: *mut RowScale,
-    /// Of x·wᵀ.
-    n: u32,
+pub(super) struct GatedRows {
+    pub quants: *mut u32,
+    pub scales: *mut RowScale,
+    /// Gates of a row, and ups.
+    pub n: u32,
     /// Of the result's rows in memory.
-    k: u32,
+    pub k: u32,
+    /// The first row of the gates in w.
+    pub gates: u32,
+    /// The matrix of the ups, and the first of their rows.
+    pub up: (Matrix, u32),
 }
 
 impl GatedRows {
@@ -177,9 +218,13 @@ impl GatedRows {
 
 #[inlined]
 impl Output for GatedRows {
+    fn matrix(self, w: Matrix, place: u32) -> Matrix {
+        if place < BLOCK_VALUES { w } else { self.up.0 }
+    }
+
     fn row(self, place: u32) -> u32 {
-        let half = self.n / 2;
-        Self::column(place % BLOCK_VALUES).min(half - 1) + place / BLOCK_VALUES * half
+        Self::column(place % BLOCK_VALUES).min(self.n - 1)
+            + if place < BLOCK_VALUES { self.gates } else { self.up.1 }
     }
 
     unsafe fn finish<W: Weights, const TM: usize, const TN: usize>(
@@ -191,14 +236,14 @@ impl Output for GatedRows {
         m: u32,
     ) {
         const { assert!(TN == 8, "a thread has four gates and their ups") };
-        let (half, first) = (self.n / 2, Self::column(place));
+        let (first, (up, ups)) = (Self::column(place), self.up);
         unroll!(I < 8 => if I < TM {
             let mut values = [0.0; 4];
             unroll!(J < 4 => {
                 let column = first + J as u32;
-                if column < half {
-                    // SAFETY: the column and the one `half` further are rows of w.
-                    let scales = unsafe { [W::row_scale(w, column), W::row_scale(w, half + column)] };
+                if column < self.n {
+                    // SAFETY: the column is a row of the gates and of the ups.
+                    let scales = unsafe { [W::row_scale(w, self.gates + column), W::row_scale(up, ups + column)] };
                     values[J] = silu(acc[I][J] * scales[0]) * (acc[I][J + 4] * scales[1]);
                 }
             });
@@ -261,7 +306,7 @@ const fn scales_early<W: Weights, const BM: u32>() -> bool {
 #[inline(always)]
 unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
     tid: u32,
-    x: Rows,
+    x: Rows<impl Order>,
     w: Matrix,
     output: impl Output,
     index: u32,
@@ -271,21 +316,22 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
     unsafe {
         unroll!(I < 4 => if I as u32 * THREADS < RUNS * BM {
             let unit = tid + I as u32 * THREADS;
-            if unit < RUNS * BM {
-                let row = (x.first + unit / RUNS).min(x.m - 1);
+            if unit < RUNS * x.live {
+                let row = x.order.quants(I, (x.first + unit / RUNS).min(x.m - 1), x.k);
                 let column = (index * RUNS + unit % RUNS) * 16;
-                stage.x[I] = load_words(x.quants.add(row as usize * x.k as usize + column as usize));
+                stage.x[I] = load_words(x.quants.add(row + column as usize));
             }
         });
         if scales_early::<W, BM>() {
             unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BM {
-                stage.x_scale[I] = rows_scale::<BM>(tid + I as u32 * THREADS, x, index);
+                stage.x_scale[I] = rows_scale(I, tid + I as u32 * THREADS, x, index);
             });
         }
         unroll!(I < 2 => if I as u32 * THREADS < chunks::<W>() * BN {
             let unit = tid + I as u32 * THREADS;
             if unit < chunks::<W>() * BN {
-                let row = output.row(unit / chunks::<W>());
+                let place = unit / chunks::<W>();
+                let (row, w) = (x.order.row(output.row(place)), output.matrix(w, place));
                 let at = index * chunks::<W>() + unit % chunks::<W>();
                 if W::WHOLE || at * W::CHUNK < w.k {
                     stage.w[I] = chunk::<W>(w, row, at);
@@ -296,7 +342,7 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
             }
         });
         if tid < BLOCKS * BN {
-            let row = output.row(tid / BLOCKS);
+            let (row, w) = (x.order.row(output.row(tid / BLOCKS)), output.matrix(w, tid / BLOCKS));
             let block = index * BLOCKS + tid % BLOCKS;
             if scales_early::<W, BM>() && (W::WHOLE || block * 32 < w.k) {
                 stage.w_scale = W::packed(w, row, block);
@@ -306,18 +352,18 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
     stage
 }
 
-/// The scale of unit `unit` of a tile's scales of x, if there is one.
+/// The scale of unit `unit` of a tile's scales of x, which is the thread's number `number`, if there is one.
 ///
 /// # Safety
 /// As [`load`].
 #[inline(always)]
-unsafe fn rows_scale<const BM: u32>(unit: u32, x: Rows, index: u32) -> RowScale {
-    if unit >= BLOCKS * BM {
+unsafe fn rows_scale(number: usize, unit: u32, x: Rows<impl Order>, index: u32) -> RowScale {
+    if unit >= BLOCKS * x.live {
         return RowScale { scale: 0.0, sum: 0 };
     }
-    let row = (x.first + unit / BLOCKS).min(x.m - 1) as usize;
+    let row = x.order.scales(number, (x.first + unit / BLOCKS).min(x.m - 1), x.k);
     // SAFETY: the row is clamped to the last one, and rows of x hold all blocks of a tile.
-    unsafe { row_scale(x.scales.add(row * (x.k / 4) as usize), index * BLOCKS + unit % BLOCKS) }
+    unsafe { row_scale(x.scales.add(row), index * BLOCKS + unit % BLOCKS) }
 }
 
 /// Stores the loaded values of tile `index` in a buffer.
@@ -328,18 +374,18 @@ unsafe fn rows_scale<const BM: u32>(unit: u32, x: Rows, index: u32) -> RowScale 
 unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
     buffer: Shared<u32>,
     tid: u32,
-    x: Rows,
+    x: Rows<impl Order>,
     w: Matrix,
     output: impl Output,
     index: u32,
     stage: Stage<W>,
 ) {
-    // SAFETY: every thread writes its own words, inside the places. Rows are clamped to the last one; formats that load
-    // here have rows of whole tiles.
+    // SAFETY: every thread writes its own words, inside the places. Rows are clamped to the last one, and blocks of w past the
+    // row's end are not read.
     unsafe {
         unroll!(I < 4 => if I as u32 * THREADS < RUNS * BM {
             let unit = tid + I as u32 * THREADS;
-            if unit < RUNS * BM {
+            if unit < RUNS * x.live {
                 let (run, row) = (unit % RUNS, unit / RUNS);
                 buffer.set4(Place::<W, BM>::run(Place::<W, BM>::X, BM, run, row), stage.x[I]);
                 if half_minima::<W>() {
@@ -351,10 +397,10 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
         });
         unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BM {
             let unit = tid + I as u32 * THREADS;
-            if unit < BLOCKS * BM {
+            if unit < BLOCKS * x.live {
                 let at = unit % BLOCKS * Place::<W, BM>::BLOCK + unit / BLOCKS;
                 let RowScale { scale, sum } =
-                    if scales_early::<W, BM>() { stage.x_scale[I] } else { rows_scale::<BM>(unit, x, index) };
+                    if scales_early::<W, BM>() { stage.x_scale[I] } else { rows_scale(I, unit, x, index) };
                 buffer.set(Place::<W, BM>::X_SCALE + at, scale.to_bits());
                 if W::MINIMUM && !W::HALVES {
                     buffer.set(Place::<W, BM>::X_SUM + at, (sum as f32 * scale).to_bits());
@@ -373,10 +419,13 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
                 } else {
                     // the low halves are run `low`, the high halves run `low` + HIGH
                     let low = if W::HIGH == 1 { at * 2 } else { at };
+                    let chunk = index * chunks::<W>() + at;
                     let bits = if scales_early::<W, BM>() {
                         stage.w_upper[I]
+                    } else if W::WHOLE || chunk * W::CHUNK < w.k {
+                        upper::<W>(output.matrix(w, row), output.row(row), chunk)
                     } else {
-                        upper::<W>(w, output.row(row), index * chunks::<W>() + at)
+                        W::Upper::default()
                     };
                     let [low_run, high_run] = W::widen(stage.w[I], bits);
                     buffer.set4(plane(low), rotated(low_run));
@@ -386,9 +435,15 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
         });
         if tid < BLOCKS * BN {
             let at = tid % BLOCKS * Place::<W, BM>::BLOCK + tid / BLOCKS;
-            let row = output.row(tid / BLOCKS);
+            let (row, w) = (output.row(tid / BLOCKS), output.matrix(w, tid / BLOCKS));
             let block = index * BLOCKS + tid % BLOCKS;
-            let packed = if scales_early::<W, BM>() { stage.w_scale } else { W::packed(w, row, block) };
+            let packed = if scales_early::<W, BM>() {
+                stage.w_scale
+            } else if W::WHOLE || block * 32 < w.k {
+                W::packed(w, row, block)
+            } else {
+                W::Packed::default()
+            };
             let (step, min) = W::step_min(packed, block);
             buffer.set(Place::<W, BM>::STEP + at, step.to_bits());
             if W::HALVES {
@@ -405,7 +460,7 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
     }
 }
 
-/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + ROW_STEP, …, its columns
+/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + ROW_STEP, … of `live`, its columns
 /// `column`, `column` + BN / TN, ….
 ///
 /// # Safety
@@ -416,6 +471,7 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
     block: Shared<u32>,
     row: u32,
     column: u32,
+    live: u32,
 ) {
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
@@ -431,7 +487,7 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
             step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
             base[J] = -MAGIC * step[J];
         });
-        unroll!(I < 8 => if I < TM {
+        unroll!(I < 8 => if I < TM && ROW_STEP * (I as u32) < live {
             let [low, high] = runs(from_x, BM, ROW_STEP * I as u32);
             let x = joined(low, high);
             let scale = f32::from_bits(x_scales.get(ROW_STEP * I as u32));
@@ -459,6 +515,7 @@ unsafe fn multiply_halves<W: Weights, const BM: u32, const TM: usize, const TN: 
     block: Shared<u32>,
     row: u32,
     column: u32,
+    live: u32,
 ) {
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
@@ -475,7 +532,7 @@ unsafe fn multiply_halves<W: Weights, const BM: u32, const TM: usize, const TN: 
                 step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
                 base[J] = -MAGIC * step[J];
             });
-            unroll!(I < 8 => if I < TM {
+            unroll!(I < 8 => if I < TM && ROW_STEP * (I as u32) < live {
                 let x = from_x.get4(4 * ROW_STEP * I as u32);
                 let scale = f32::from_bits(x_scales.get(ROW_STEP * I as u32));
                 let mut sums = [MAGIC.to_bits() as i32; TN];
@@ -499,13 +556,14 @@ unsafe fn subtract_minima<W: Weights, const BM: u32, const TM: usize, const TN: 
     block: Shared<u32>,
     row: u32,
     column: u32,
+    live: u32,
 ) {
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
         let (sums, minima) = (block.at(Place::<W, BM>::X_SUM + row), block.at(Place::<W, BM>::MIN + column));
         let mut min = [0.0; TN];
         unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
-        unroll!(I < 8 => if I < TM {
+        unroll!(I < 8 => if I < TM && ROW_STEP * (I as u32) < live {
             let sum = f32::from_bits(sums.get(ROW_STEP * I as u32));
             unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
         });
@@ -522,6 +580,7 @@ unsafe fn subtract_half_minima<W: Weights, const BM: u32, const TM: usize, const
     block: Shared<u32>,
     row: u32,
     column: u32,
+    live: u32,
 ) {
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
@@ -532,7 +591,7 @@ unsafe fn subtract_half_minima<W: Weights, const BM: u32, const TM: usize, const
             let minima = block.at(Place::<W, BM>::MINIMA + SECOND * BN + column);
             let mut min = [0.0; TN];
             unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
-            unroll!(I < 8 => if I < TM {
+            unroll!(I < 8 => if I < TM && ROW_STEP * (I as u32) < live {
                 let sum = f32::from_bits(sums.get(ROW_STEP * I as u32)) * f32::from_bits(scales.get(ROW_STEP * I as u32));
                 unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
             });
@@ -550,6 +609,7 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize, const TN: us
     buffer: Shared<u32>,
     row: u32,
     column: u32,
+    live: u32,
 ) {
     // SAFETY: the buffer was filled before a barrier: this function's contract. Its blocks are `Place::BLOCK` words
     // apart.
@@ -558,9 +618,9 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize, const TN: us
         while block < BLOCKS {
             let at = buffer.at(block * Place::<W, BM>::BLOCK);
             if W::HALVES {
-                multiply_halves::<W, BM, TM, TN>(acc, at, row, column);
+                multiply_halves::<W, BM, TM, TN>(acc, at, row, column, live);
             } else {
-                multiply::<W, BM, TM, TN>(acc, at, row, column);
+                multiply::<W, BM, TM, TN>(acc, at, row, column, live);
             }
             block += 1;
         }
@@ -569,9 +629,9 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize, const TN: us
         while W::MINIMUM && block < BLOCKS {
             let at = buffer.at(block * Place::<W, BM>::BLOCK);
             if W::HALVES {
-                subtract_half_minima::<W, BM, TM, TN>(acc, at, row, column);
+                subtract_half_minima::<W, BM, TM, TN>(acc, at, row, column, live);
             } else {
-                subtract_minima::<W, BM, TM, TN>(acc, at, row, column);
+                subtract_minima::<W, BM, TM, TN>(acc, at, row, column, live);
             }
             block += 1;
         }
@@ -610,7 +670,7 @@ fn in_order([b, c, d, a]: [u32; 4]) -> [u32; 4] {
 }
 
 /// Threads that compute a tile of y from their part of k.
-const fn threads(tn: u32) -> u32 {
+pub(super) const fn threads(tn: u32) -> u32 {
     ROW_STEP * BN / tn
 }
 
@@ -647,7 +707,7 @@ unsafe fn add_slices<const TM: usize, const TN: usize, const THREADS: u32>(
 /// # Safety
 /// As the kernels below; `buffers` has the words of two [`Place`]s for each slice.
 #[inline(always)]
-unsafe fn tile<
+pub(super) unsafe fn tile<
     W: Weights,
     const BM: u32,
     const TM: usize,
@@ -656,7 +716,7 @@ unsafe fn tile<
     const THREADS: u32,
 >(
     output: impl Output,
-    x: Rows,
+    x: Rows<impl Order>,
     w: Matrix,
     buffers: Shared<u32>,
 ) {
@@ -686,14 +746,14 @@ unsafe fn tile<
             // load
             let stage = load(index);
             // compute
-            multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column);
+            multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column, x.live);
             current = Place::<W, BM>::WORDS - current;
             store::<W, BM, THREADS>(own.at(current), tid, x, w, output, index, stage);
             // sync
             sync_threads();
             index += S;
         }
-        multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column);
+        multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column, x.live);
         if S == 2 {
             sync_threads();
             add_slices::<TM, TN, THREADS>(&mut acc, buffers);
@@ -705,6 +765,12 @@ unsafe fn tile<
         // write
         output.finish::<W, TM, TN>(acc, x.first + row, column, w, x.m);
     }
+}
+
+/// The rows of the block's tile of all m.
+#[inline(always)]
+fn all_rows<const BM: u32>((quants, scales): (*const u8, *const u8), m: u32, k: u32) -> Rows<InOrder> {
+    Rows { quants, scales, first: thread::block_idx_x() * BM, m, live: BM, k, order: InOrder }
 }
 
 macro_rules! tiles {
@@ -720,9 +786,6 @@ macro_rules! tiles {
                 tiles! { @ slices64 $format $name "quant_slices64_" BM = 64, TM = 4, TN = 4, SLICES = 2, MIN_BLOCKS = 1 }
                 tiles! { @ tile32 $format $name "quant_tile32_" BM = 32, TM = 2, TN = 4, SLICES = 1, MIN_BLOCKS = 2 }
 
-                tiles! { @ experts experts64 $format $name "quant_experts64_" BM = 64, TM = 4, TN = 4 }
-                tiles! { @ experts experts32 $format $name "quant_experts32_" BM = 32, TM = 2, TN = 4 }
-
                 /// # Safety
                 /// [`Gated`] constrains the pointers, which are valid on the launching stream; m, n, k > 0, and x_k is a multiple
                 /// of 64.
@@ -732,9 +795,9 @@ macro_rules! tiles {
                 )]
                 pub unsafe fn gated128(p: Gated) {
                     let Gated { quants, scales, m, n, k, x_k, y_k, .. } = p;
-                    let x = Rows { quants: p.x, scales: p.x_scales, first: thread::block_idx_x() * 128, m, k: x_k };
+                    let x = all_rows::<128>((p.x, p.x_scales), m, x_k);
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
-                    let output = GatedRows { quants, scales, n, k: y_k };
+                    let output = GatedRows { quants, scales, n: n / 2, k: y_k, gates: 0, up: (w, n / 2) };
                     // SAFETY: this kernel's contract is the body's.
                     unsafe { tile::<$format, 128, 8, 8, 1, { threads(8) }>(output, x, w, buffers) }
                 }
@@ -751,10 +814,6 @@ macro_rules! tiles {
         pub const TILE32: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::tile32),*];
         /// By format. grid = [ceil(m / 128), y_k / 32]
         pub const GATED128: [KernelSpec<Gated>; FORMATS] = [$(kernels::$file::gated128),*];
-        /// By format. grid = [[`slots`](crate::experts::slots) of 64 rows, ceil(n / BN)]
-        pub const EXPERTS64: [KernelSpec<Experts>; FORMATS] = [$(kernels::$file::experts64),*];
-        /// By format. grid = [slots of 32 rows, ceil(n / BN)]
-        pub const EXPERTS32: [KernelSpec<Experts>; FORMATS] = [$(kernels::$file::experts32),*];
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$(
             kernels::$file::tile128.info(),
@@ -762,32 +821,7 @@ macro_rules! tiles {
             kernels::$file::slices64.info(),
             kernels::$file::tile32.info(),
             kernels::$file::gated128.info(),
-            kernels::$file::experts64.info(),
-            kernels::$file::experts32.info(),
         )*];
-    };
-    (
-        @ experts $kernel:ident $format:ident $name:literal $begin:literal
-        BM = $bm:literal, TM = $tm:literal, TN = $tn:literal
-    ) => {
-        /// # Safety
-        /// [`Experts`] constrains the pointers, which are valid on the launching stream; n, k > 0 and x_k is a multiple of 64.
-        #[kernel(
-            name = concat!($begin, $name), block = threads($tn), min_blocks = 2,
-            shared(buffers: [u32; shared_words::<$format, $bm>()])
-        )]
-        pub unsafe fn $kernel(p: Experts) {
-            let Experts { y, n, k, x_k, .. } = p;
-            // SAFETY: all lanes are here, and the starts are the sort's: this kernel's contract.
-            let rows = unsafe { tile_rows(p.starts, p.experts, thread::block_idx_x(), $bm) };
-            let Some(TileRows { expert, first, len }) = rows else { return };
-            let epilogue = Epilogue { y, bias: null(), residual: null(), n, activation: IDENTITY };
-            let output = Columns { epilogue, from_row: expert * n };
-            let x = Rows { quants: p.x, scales: p.x_scales, first, m: first + len, k: x_k };
-            let w = Matrix { quants: p.w, scales: p.w_scales, k };
-            // SAFETY: the rows are x's and y's, and this block's alone in these columns; else, this kernel's contract is the body's.
-            unsafe { tile::<$format, $bm, $tm, $tn, 1, { threads($tn) }>(output, x, w, buffers) }
-        }
     };
     (
         @ $kernel:ident $format:ident $name:literal $begin:literal
@@ -803,7 +837,7 @@ macro_rules! tiles {
         pub unsafe fn $kernel(p: Product) {
             let Product { y, bias, residual, m, n, k, x_k, activation, .. } = p;
             let output = Columns { epilogue: Epilogue { y, bias, residual, n, activation }, from_row: 0 };
-            let x = Rows { quants: p.x, scales: p.x_scales, first: thread::block_idx_x() * $bm, m, k: x_k };
+            let x = all_rows::<$bm>((p.x, p.x_scales), m, x_k);
             let w = Matrix { quants: p.w, scales: p.w_scales, k };
             // SAFETY: this kernel's contract is the body's.
             unsafe { tile::<$format, $bm, $tm, $tn, $s, { threads($tn) }>(output, x, w, buffers) }

@@ -31,7 +31,7 @@
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
 use super::encode::{LANES, activations, four, four_of};
 use super::epilogue::Epilogue;
-use super::unroll::unroll;
+use crate::device::unroll::unroll;
 use super::weights::{Matrix, Weights};
 use super::{FORMATS, Product};
 use crate::activate::IDENTITY;

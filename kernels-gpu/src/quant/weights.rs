@@ -3,7 +3,7 @@
 
 use super::blocks::{BLOCK, BLOCKS_PER_SUPER, RowScale, SUPER_BLOCK};
 use super::inputs::Inputs;
-use super::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::element::load_half;
 use crate::device::int8::{dp4a, load_words, nibbles};
 use crate::device::math::fma;

@@ -9,7 +9,7 @@
 //!
 //! A burst of requests is different. Each that still waits for its first token leaves a step with fewer answers than it could
 //! have, and small parts of prompts take longer than large ones for each token. So while several wait, a step takes as many of their
-//! tokens as it may, whatever the running answers would like.
+//! tokens as it may, whatever the running answers would like; on a GPU with many multiprocessors as many as fill it.
 
 use crate::pass::MOST_BY_ROWS;
 use std::time::Duration;
@@ -35,6 +35,8 @@ const REST: u32 = 50;
 pub(super) struct Budget {
     tokens: f64,
     most: f64,
+    /// Rows of a step in a burst.
+    burst: usize,
     /// Vision work per step, in patches times blocks of the vision tower.
     patches: usize,
     /// Mean seconds of a step without prompts.
@@ -44,16 +46,16 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// A budget of at most `most` tokens.
-    pub fn new(most: usize) -> Self {
+    /// A budget of at most `most` tokens, or of so many that a step has `burst` rows.
+    pub fn new(most: usize, burst: usize) -> Self {
         let most = most as f64;
-        Self { tokens: FIRST.min(most), most, patches: 0, quiet: None, rest: 0 }
+        Self { tokens: FIRST.min(most), most, burst, patches: 0, quiet: None, rest: 0 }
     }
 
     /// Prompt tokens for the next step, while `answers` answers run and so many requests have no token yet.
     pub fn tokens(&self, answers: usize, waiting: usize) -> usize {
         if waiting > 1 {
-            return self.most as usize;
+            return self.burst.saturating_sub(answers).max(self.most as usize);
         }
         let tokens = self.tokens as usize;
         let rows = (answers + tokens).next_power_of_two();
@@ -107,7 +109,7 @@ mod tests {
     /// Simulates steps with one answer on a device that needs `step` seconds for a step and `token` for a prompt token.
     /// Returns the tokens of each step, and its length in steps without prompts.
     fn steps(step: f64, token: f64, most: usize) -> Vec<(usize, f64)> {
-        let mut budget = Budget::new(most);
+        let mut budget = Budget::new(most, most);
         let time = |tokens: usize| Duration::from_secs_f64(step + token * tokens as f64);
         (0..400)
             .map(|_| {
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_picture_passes_as_many_blocks_as_the_answers_can_wait_for() {
-        let mut budget = Budget::new(512);
+        let mut budget = Budget::new(512, 512);
         assert_eq!(budget.patches(), 0);
         budget.record_vision(100, Duration::from_millis(1));
         assert_eq!(budget.patches(), 0, "nothing is known of steps without");
@@ -152,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_short_prompt_says_nothing_about_longer_ones() {
-        let mut budget = Budget::new(512);
+        let mut budget = Budget::new(512, 512);
         let before = budget.tokens(1, 1);
         budget.record_decode(Duration::from_millis(10));
         (0..20).for_each(|_| budget.record_shared(3, Duration::from_millis(11)));
@@ -161,14 +163,14 @@ mod tests {
 
     #[test]
     fn few_tokens_fill_a_power_of_two_of_rows() {
-        let budget = Budget::new(512);
+        let budget = Budget::new(512, 512);
         assert_eq!([1, 4, 15, 40, 60].map(|answers| budget.tokens(answers, 1)), [15, 12, 17, 24, 12]);
     }
 
     /// Simulates clients who come at once, each with a prompt of 400 tokens and an answer of 64, on a device with these seconds for
     /// a step of so many answers and prompt tokens. Returns the time beside that of all prompts alone and then all answers alone.
     fn burst(clients: usize, time: impl Fn(usize, usize) -> f64) -> f64 {
-        let mut budget = Budget::new(512);
+        let mut budget = Budget::new(512, 512);
         // tokens of the prompt that are left, and of the answer
         let mut requests: Vec<(usize, usize)> = vec![(400, 64); clients];
         let mut total = 0.0;
@@ -217,7 +219,8 @@ mod tests {
 
     #[test]
     fn a_burst_takes_the_most() {
-        let budget = Budget::new(512);
+        let budget = Budget::new(512, 512);
         assert_eq!([1, 4, 100].map(|answers| budget.tokens(answers, 2)), [512; 3]);
+        assert_eq!([1, 30, 600].map(|answers| Budget::new(512, 1024).tokens(answers, 2)), [1023, 994, 512]);
     }
 }

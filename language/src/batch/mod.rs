@@ -190,7 +190,7 @@ impl<'m> Batch<'m> {
             passes: Passes::new(&model.network, options.graph, options.captured_rows())
                 .with(model.adapted.iter().map(|(_, network)| network)),
             turn: 0,
-            budget: Budget::new(options.prompt_tokens),
+            budget: Budget::new(options.prompt_tokens, model.network.rows_that_fill(options.prompt_tokens)),
             waiting: VecDeque::new(),
             running: Vec::new(),
             next: 0,

@@ -52,7 +52,8 @@ pub(crate) fn rehearse(
     let shares = (0..wanting).map(|index| part((index + 1) * most / wanting - index * most / wanting));
     passes.run(&mut pool, &with(&seen, Vec::new(), shares.collect()))?;
     let width = pages(work.context).len().min((batch.pages / answers).max(1));
-    passes.run(&mut pool, &with(&seen, last(answers, width), vec![part(batch.prompt_tokens.min(prompt))]))?;
+    let beside = network.rows_that_fill(batch.prompt_tokens).min(prompt);
+    passes.run(&mut pool, &with(&seen, last(answers, width), vec![part(beside)]))?;
     drop(seen);
     let live = peaks(network.devices())?;
     let (mut rows, mut width, mut launches) = (0, LEAST_WIDTH, 0);

@@ -19,7 +19,7 @@ use super::block::{
 use super::pass::prefill;
 use crate::attention::merge::{base, partial_elements};
 use crate::attention::tensors::{Strides, by_width, not_zero, tensors};
-use crate::attention::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, F16};
 use crate::kv::{Stored, for_each_storage};
@@ -148,8 +148,8 @@ impl Work<KEYS> for Dense {
             let key = tile * bn(KEYS) + 4 * place.tx;
             let past_row = key as i32 - self.visible(place.first + place.row);
             let per_row = (1 & self.causal) as i32;
-            unroll!(I < 8 {
-                unroll!(J < KEYS {
+            unroll!(I < 8 => {
+                unroll!(J < KEYS => {
                     let masked = past_row + key_of(J) as i32 >= per_row * I as i32;
                     if masked || key + key_of(J) >= self.kv_len {
                         s[I][J] = f32::NEG_INFINITY;
@@ -342,7 +342,7 @@ unsafe fn merge_parts<T: Element>(p: PrefillMerge<T>) {
             let weight = exp2(f32::load(state) - base(max));
             sum = fma(weight, f32::load(state.add(1)), sum);
             let values = f32::load4(record(part).add(column as usize));
-            unroll!(J < 4 { total[J] = fma(weight, values[J], total[J]); });
+            unroll!(J < 4 => { total[J] = fma(weight, values[J], total[J]); });
             part += 1;
         }
         let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };

@@ -1,7 +1,7 @@
 //! Loads Q, K and V into shared memory, chunk by chunk.
 
 use super::block::{BK, PAD, Work, bm, bn, key_of, v_keys};
-use crate::attention::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::{Element, Shared};
 use crate::kv::Stored;
 use cuda_std::inlined;
@@ -57,7 +57,7 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
     ) -> [u32; 8] {
         let row = tid / 4;
         let mut rows = [0; 8];
-        unroll!(I < 8 {
+        unroll!(I < 8 => {
             if I as u32 * WARPS < 2 * KEYS as u32 {
                 // SAFETY: the tile is at most one past the last.
                 let key = unsafe {
@@ -88,8 +88,8 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         // SAFETY: the lengths are not 0, so the clamped rows are below them. Four columns from a multiple of four on are
         // below head_dim, a multiple of eight.
         unsafe {
-            unroll!(I < 2 { staged[I] = Q::load4_words(self.q.add((self.q_at[I] + column) as usize)); });
-            unroll!(I < 8 {
+            unroll!(I < 2 => { staged[I] = Q::load4_words(self.q.add((self.q_at[I] + column) as usize)); });
+            unroll!(I < 8 => {
                 if I as u32 * WARPS < 2 * KEYS as u32 {
                     staged[2 + I] = self.k.load4_words((k_at[I] + column) as usize);
                 }
@@ -116,11 +116,11 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         let mut staged = [[0; 4]; 10];
         // SAFETY: the lengths are not 0, so the clamped keys are below them; the columns are clamped below head_dim.
         unsafe {
-            unroll!(N < 2 {
+            unroll!(N < 2 => {
                 if N as u32 * 4 * WARPS < v_keys(WARPS) {
                     let row = (c * v_keys(WARPS) + tid / 8) * 4 + key_of(j as usize) + N as u32 * 16;
                     let at = self.v_head + work.key(tile, row).min(self.last_key) * self.v_row;
-                    unroll!(I < 4 {
+                    unroll!(I < 4 => {
                         if I < 2 * G {
                             let column = (column + 32 * I as u32).min(self.head_dim - 4);
                             staged[N * 2 * G + I] = self.v.load4_words((at + column) as usize);
@@ -158,16 +158,16 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
             // the thread's row I: with one warp, rows 8 apart are exchanged too
             let [q_odd, k_odd] = [(q, row), (k, row)].map(|(at, row)| at.at((row ^ 8).wrapping_sub(row)));
             let more = |i: usize| if WARPS == 1 { i as u32 / 2 * 16 } else { i as u32 * 8 * WARPS };
-            unroll!(I < 2 {
+            unroll!(I < 2 => {
                 let values = Q::from_words(staged[I]);
                 let q = if WARPS == 1 && I % 2 == 1 { q_odd } else { q };
-                unroll!(E < 4 { q.set(E as u32 * q_stride + more(I), values[E]); });
+                unroll!(E < 4 => { q.set(E as u32 * q_stride + more(I), values[E]); });
             });
-            unroll!(I < 8 {
+            unroll!(I < 8 => {
                 if I as u32 * WARPS < 2 * KEYS as u32 {
                     let values = self.k.values4(staged[2 + I]);
                     let k = if WARPS == 1 && I % 2 == 1 { k_odd } else { k };
-                    unroll!(E < 4 { k.set(E as u32 * k_stride + more(I), values[E]); });
+                    unroll!(E < 4 => { k.set(E as u32 * k_stride + more(I), values[E]); });
                 }
             });
         }
@@ -186,10 +186,10 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         let at = chunk.at(tid / 8 * 64 + tid % 8 * 4);
         // SAFETY: keys below v_keys and columns below 64 G of [G, v_keys, 64]; each thread writes its own elements.
         unsafe {
-            unroll!(N < 2 {
+            unroll!(N < 2 => {
                 if N as u32 * 4 * WARPS < v_keys(WARPS) {
                     let at = at.at(N as u32 * 4 * 64);
-                    unroll!(I < 4 {
+                    unroll!(I < 4 => {
                         if I < 2 * G {
                             let group = I as u32 / 2 * (v_keys(WARPS) * 64);
                             at.set4(group + I as u32 % 2 * 32, self.v.values4(staged[N * 2 * G + I]));

@@ -7,7 +7,7 @@ use super::load::Loader;
 use super::products::{scores, weighted_values};
 use crate::attention::merge::STATE as STATE_ELEMENTS;
 use crate::attention::tensors::{Tensors, not_zero};
-use crate::attention::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::math::{exp2, rcp};
 use crate::device::{Element, Shared};
 use crate::kv::Stored;
@@ -161,8 +161,8 @@ pub(in crate::attention) unsafe fn prefill<
         // half of Pᵀ of the warp's rows [KEYS / 2, 16, 16]: key 4 x + j at [j, x], fours of rows exchanged by (x / 2) mod 4
         let p_first = tid / 32 * (KEYS as u32 * 128) + ty * 8;
         let p_write = (p_first + tx * 16) ^ (tx / 2 % 4 * 4);
-        unroll!(I < 8 {
-            unroll!(J < KEYS { s[I][J] *= scale_log2; });
+        unroll!(I < 8 => {
+            unroll!(J < KEYS => { s[I][J] *= scale_log2; });
         });
         // SAFETY: the block has this tile.
         unsafe { work.mask(&mut s, place, tile) };
@@ -171,24 +171,24 @@ pub(in crate::attention) unsafe fn prefill<
         // SAFETY: only this thread accesses these elements.
         let (m, mut l) = unsafe { (load_8(m_state, 4), load_8(l_state, apart)) };
         let mut next = m;
-        unroll!(I < 8 {
-            unroll!(J < KEYS { next[I] = next[I].max(s[I][J]); });
+        unroll!(I < 8 => {
+            unroll!(J < KEYS => { next[I] = next[I].max(s[I][J]); });
         });
         // SAFETY: all lanes are here.
-        unroll!(I < 8 { next[I] = unsafe { Max.over::<16>(next[I]) }; });
+        unroll!(I < 8 => { next[I] = unsafe { Max.over::<16>(next[I]) }; });
 
         // P = exp(S − m'); l and O rescaled
-        unroll!(I < 8 {
+        unroll!(I < 8 => {
             let base = if next[I] == f32::NEG_INFINITY { 0.0 } else { next[I] };
             let rescale = exp2(m[I] - base);
             l[I] *= rescale;
-            unroll!(J < KEYS {
+            unroll!(J < KEYS => {
                 s[I][J] = exp2(s[I][J] - base);
                 l[I] += s[I][J];
             });
             let mut g = 0;
             while g < G {
-                unroll!(E < 4 { o[I][g][E] *= rescale; });
+                unroll!(E < 4 => { o[I][g][E] *= rescale; });
                 g += 1;
             }
         });
@@ -208,14 +208,14 @@ pub(in crate::attention) unsafe fn prefill<
             // P to shared memory: a warp reads only its own rows
             // SAFETY: all lanes are here, and have read the previous half.
             unsafe { warp::sync_warp(warp::FULL_MASK) };
-            unroll!(J < 4 {
+            unroll!(J < 4 => {
                 if 2 * J < KEYS {
-                    unroll!(HALF < 2 {
+                    unroll!(HALF < 2 => {
                         let rows = [s[4 * HALF][J], s[4 * HALF + 1][J], s[4 * HALF + 2][J], s[4 * HALF + 3][J]];
                         // SAFETY: rows and keys of the warp's, each element by one thread.
                         unsafe { probabilities.at(p_write ^ (HALF as u32 * 4)).set4(J as u32 * 256, rows) };
                     });
-                    unroll!(I < 8 { s[I][J] = s[I][J + KEYS / 2]; });
+                    unroll!(I < 8 => { s[I][J] = s[I][J + KEYS / 2]; });
                 }
             });
             let end = (j + half).min(chunks_of_v(keys));
@@ -254,13 +254,13 @@ pub(in crate::attention) unsafe fn prefill<
     // SAFETY: only this thread accesses these elements.
     let mut l = unsafe { load_8(sums.at(tid * 4), apart) };
     // SAFETY: all lanes are here.
-    unroll!(I < 8 { l[I] = unsafe { Sum.over::<16>(l[I]) }; });
+    unroll!(I < 8 => { l[I] = unsafe { Sum.over::<16>(l[I]) }; });
     // SAFETY: the block's own item.
     if let Some(partial) = unsafe { work.partial() } {
         let width = 64 * G as u32 + STATE_ELEMENTS;
         // SAFETY: only this thread accesses these elements.
         let m = unsafe { load_8(maxima.at(row), 4) };
-        unroll!(I < 8 {
+        unroll!(I < 8 => {
             // SAFETY: the row is below BM of [BM, D + 4]; each thread writes its own columns, one lane a row's m and l.
             unsafe {
                 let record = partial.add(((row + I as u32) * width) as usize);
@@ -277,7 +277,7 @@ pub(in crate::attention) unsafe fn prefill<
         });
         return;
     }
-    unroll!(I < 8 {
+    unroll!(I < 8 => {
         let i = first + row + I as u32;
         let factor = if l[I] == 0.0 { 0.0 } else { rcp(l[I]) };
         let mut g = 0;

@@ -1,7 +1,7 @@
 //! The two products of a tile, each over one chunk in shared memory, as outer products of registers.
 
 use super::block::v_keys;
-use crate::attention::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::Shared;
 use crate::device::math::fma;
 
@@ -21,7 +21,7 @@ pub(super) unsafe fn scores<
     q: [Shared<f32>; 2],
     k: [Shared<f32>; 2],
 ) {
-    unroll!(C < 16 {
+    unroll!(C < 16 => {
         // SAFETY: eight rows from 16 warp + 8 ty on, below 64, and keys 4 tx + 0 … 3 and 64 further, below BN.
         let (rows, keys) = unsafe {
             let (q, k) = (q[C / 8], k[C / 8]);
@@ -29,8 +29,8 @@ pub(super) unsafe fn scores<
             let c = k.get4_at::<{ C as u32 }, K_STRIDE, 0, 0>();
             ([a, b], [c, if SEEN == 8 { k.get4_at::<{ C as u32 }, K_STRIDE, 1, 64>() } else { c }])
         };
-        unroll!(I < 8 {
-            unroll!(J < SEEN { s[I][J] = fma(rows[I / 4][I % 4], keys[J / 4][J % 4], s[I][J]); });
+        unroll!(I < 8 => {
+            unroll!(J < SEEN => { s[I][J] = fma(rows[I / 4][I % 4], keys[J / 4][J % 4], s[I][J]); });
         });
     });
 }
@@ -46,7 +46,7 @@ pub(super) unsafe fn weighted_values<const WARPS: u32, const G: usize>(
     p: [Shared<f32>; 4],
     v: Shared<f32>,
 ) {
-    unroll!(K < 16 { if (K as u32) < v_keys(WARPS) {
+    unroll!(K < 16 => { if (K as u32) < v_keys(WARPS) {
         // SAFETY: eight rows from 16 warp + 8 ty on, below 64, at one of the chunk's keys.
         let weights = unsafe { [
             p[K / 2 % 4].get4_at::<{ K as u32 }, 16, 0, 0>(),
@@ -59,10 +59,10 @@ pub(super) unsafe fn weighted_values<const WARPS: u32, const G: usize>(
             values[g] = unsafe { v.at(g as u32 * v_keys(WARPS) * 64).get4_at::<{ K as u32 }, 64, 0, 0>() };
             g += 1;
         }
-        unroll!(I < 8 {
+        unroll!(I < 8 => {
             let mut g = 0;
             while g < G {
-                unroll!(E < 4 { o[I][g][E] = fma(weights[I / 4][I % 4], values[g][E], o[I][g][E]); });
+                unroll!(E < 4 => { o[I][g][E] = fma(weights[I / 4][I % 4], values[g][E], o[I][g][E]); });
                 g += 1;
             }
         });

@@ -17,7 +17,7 @@ use crate::attention::prefill::{
     read_indices, sums_elements, thread_index, threads,
 };
 use crate::attention::tensors::{Strides, not_zero, tensors};
-use crate::attention::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::device::element::{load_4_words, load_word, load_word_at};
 use crate::device::{Element, F16};
 use cuda_std::prelude::*;
@@ -191,8 +191,8 @@ impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
                 _ => d,
             };
             let bits = load_word(self.patterns.add((pattern * 8 + place.ty * 4 + place.tx % 4) as usize));
-            unroll!(J < 4 {
-                unroll!(I < 8 {
+            unroll!(J < 4 => {
+                unroll!(I < 8 => {
                     if bits >> (8 * J + I) & 1 == 0 {
                         s[I][J] = f32::NEG_INFINITY;
                     }

@@ -12,7 +12,7 @@ use crate::quant::activations::Inputs;
 use crate::quant::blocks::{Half, abs_bits, inverse, nearest};
 use crate::quant::encode::{Encode, THREADS, Words, own_of_super_block};
 use crate::quant::search;
-use crate::quant::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::quant::weights::{
     BLOCK_VALUES, MAGIC, Matrix, SUPER_BLOCKS, Weights, dot32, from_magic, super_scales,
 };

@@ -12,7 +12,7 @@ use crate::device::math::fma;
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::BLOCK;
 use crate::quant::search::{self, Levels};
-use crate::quant::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::quant::weights::{MAGIC, Matrix, Weights, dot32, from_magic, place, row_words};
 use cuda_std::inlined;
 

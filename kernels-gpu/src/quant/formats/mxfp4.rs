@@ -14,7 +14,7 @@ use crate::float16::Float16;
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{BLOCK, abs_max, inverse};
 use crate::quant::encode::{Encode, THREADS, Words, own_block};
-use crate::quant::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::quant::weights::{Matrix, Weights, half_scale, half_scales};
 use cuda_std::prelude::*;
 

@@ -15,7 +15,7 @@ use crate::quant::activations::Inputs;
 use crate::quant::blocks::{BLOCK, Half, abs_bits, inverse, nearest};
 use crate::quant::encode::{Encode, THREADS, own_of_super_block};
 use crate::quant::search::{self, Levels};
-use crate::quant::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::quant::weights::{
     BLOCK_VALUES, Matrix, SUPER_BLOCKS, Weights, dot_halves, row_words, super_scales,
 };

@@ -14,7 +14,7 @@ use crate::device::{Element, F16};
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{BLOCK, Half, RowScale, abs_bits, inverse, nearest, stored_scale};
 use crate::quant::encode::{Encode, THREADS, Words, own_of_super_block, pair_nibbles};
-use crate::quant::unroll::unroll;
+use crate::device::unroll::unroll;
 use crate::quant::weights::{BLOCK_VALUES, Matrix, SUPER_BLOCKS, Weights, dot_minima, super_scales};
 use cuda_std::prelude::*;
 
