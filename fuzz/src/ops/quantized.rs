@@ -6,7 +6,7 @@ use super::plain::{ACTIVATIONS, EXACT, near};
 use pascaline::float16::Overflow;
 use pascaline::ops::{self, Epilogue, ExpertRows, Routes};
 use pascaline::quant::{FORMATS, Format, QuantRows, QuantTensor};
-use pascaline::{DType, Result, Tensor};
+use pascaline::{DType, Device, Result, Tensor};
 
 pub(super) const OPS: &[Op] = &[
     ("dequantize", dequantize),
@@ -57,9 +57,9 @@ fn compare(call: &mut Call, rows: &QuantRows, quants: f64, scale: [f64; 2]) -> R
     let (values, scales) = rows.to_vecs()?;
     let len = values.len();
     let values: Vec<f32> = values.into_iter().map(f32::from).collect();
-    call.result(Tensor::from_slice(&values, [len], &pascaline::Device::Cpu)?, [quants, 0.0]);
+    call.result(Tensor::from_slice(&values, [len], &Device::Cpu)?, [quants, 0.0]);
     let (len, scales): (_, Vec<f32>) = (scales.len(), scales.into_iter().map(|(scale, _)| scale).collect());
-    call.result(Tensor::from_slice(&scales, [len], &pascaline::Device::Cpu)?, scale);
+    call.result(Tensor::from_slice(&scales, [len], &Device::Cpu)?, scale);
     Ok(())
 }
 
