@@ -67,13 +67,16 @@ fn embed() -> Result<(), Box<dyn Error>> {
         Err(error) => return Err(error.into()),
     };
     let update = is_repository && env::var_os("PASCALINE_UPDATE_PREBUILT").is_some_and(|value| value != "0");
-    let mut families = BTreeMap::<_, String>::new();
+    let (mut families, mut ranges) = (BTreeMap::<_, String>::new(), Vec::new());
     for (name, ptx) in &modules {
         let packed = packed::pack(name, ptx);
         if packed::modules(&packed).any(|(_, packed)| packed::unpack(packed) != *ptx) {
             return Err(format!("{name} is not the same PTX after packing").into());
         }
-        families.entry(packed::family(name) + SUFFIX).or_default().push_str(&packed);
+        let family = families.entry(packed::family(name) + SUFFIX).or_default();
+        let header = packed.find('\n').map_or(0, |end| end + 1);
+        ranges.push(family.len() + header..family.len() + packed.len());
+        family.push_str(&packed);
     }
     let mut list = String::from("static FAMILIES: &[&[u8]] = &[\n");
     for (name, text) in &families {
@@ -88,10 +91,11 @@ fn embed() -> Result<(), Box<dyn Error>> {
         };
         writeln!(list, "    include_bytes!({file:?}),")?;
     }
-    list.push_str("];\nstatic MODULES: &[(&str, usize)] = &[\n");
-    for (name, _) in &modules {
+    list.push_str("];\nstatic MODULES: &[(&str, usize, std::ops::Range<usize>)] = &[\n");
+    for ((name, _), range) in modules.iter().zip(ranges) {
         let family = packed::family(name) + SUFFIX;
-        writeln!(list, "    ({name:?}, {}),", families.keys().take_while(|other| **other != family).count())?;
+        let place = families.keys().take_while(|other| **other != family).count();
+        writeln!(list, "    ({name:?}, {place}, {range:?}),")?;
     }
     list.push_str("];\n");
     fs::write(out.join("modules.rs"), list)?;

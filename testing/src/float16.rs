@@ -68,17 +68,21 @@ pub(super) fn nearest(x: f64, exponent_bits: u32, overflow: Overflow) -> f64 {
         return x;
     }
     let (bias, mantissa_bits) = ((1 << (exponent_bits - 1)) - 1, 15 - exponent_bits as i32);
-    // the largest power of two not above x: the logarithm may have been rounded up
-    let exponent = x.abs().log2().floor();
-    let exponent = if exponent.exp2() > x.abs() { exponent - 1.0 } else { exponent };
-    let unit = (exponent.max(f64::from(1 - bias)) - f64::from(mantissa_bits)).exp2();
+    // of the largest power of two not above x, or less where x is smaller than all normal numbers
+    let exponent = (x.abs().to_bits() >> 52) as i32 - 1023;
+    let unit = power_of_two(exponent.max(1 - bias) - mantissa_bits);
     let rounded = (x / unit).round_ties_even() * unit;
-    let largest = f64::from(bias).exp2() * (2.0 - f64::from(-mantissa_bits).exp2());
+    let largest = power_of_two(bias) * (2.0 - power_of_two(-mantissa_bits));
     match overflow {
         _ if rounded.abs() <= largest => rounded,
         Overflow::Infinity => f64::INFINITY.copysign(x),
         Overflow::Saturate => largest.copysign(x),
     }
+}
+
+/// 2ⁿ, which must be a normal number.
+fn power_of_two(n: i32) -> f64 {
+    f64::from_bits(((n + 1023) as u64) << 52)
 }
 
 /// The value of a code, by the definition: (−1)ˢ·2^(e − bias)·(1 + f/2ᵐ), subnormals without the 1.
@@ -87,8 +91,8 @@ pub(super) fn value(code: u16, exponent_bits: u32) -> f64 {
     let exponent = i32::from((code & 0x7fff) >> mantissa_bits);
     let fraction = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1u32 << mantissa_bits);
     let magnitude = match exponent {
-        0 => fraction * f64::from(1 - bias).exp2(),
-        e if e < (1 << exponent_bits) - 1 => (1.0 + fraction) * f64::from(e - bias).exp2(),
+        0 => fraction * power_of_two(1 - bias),
+        e if e < (1 << exponent_bits) - 1 => (1.0 + fraction) * power_of_two(e - bias),
         _ if fraction == 0.0 => f64::INFINITY,
         _ => f64::NAN,
     };

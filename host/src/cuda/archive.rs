@@ -2,8 +2,9 @@
 
 use super::packed;
 use crate::{Error, Result};
+use std::io::Read;
 
-// FAMILIES: the compressed text of each family. MODULES: each module's name, and where its family is.
+// FAMILIES: the compressed text of each family. MODULES: each module's name, where its family is, and where its own text is in that.
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
 /// Where the kernels come from: `built from source` with this program (and by which toolchain, if another), or `prebuilt`.
@@ -11,7 +12,7 @@ pub const PTX_ORIGIN: &str = env!("CUDA_BUILDER_ORIGIN");
 
 /// The names of the modules.
 pub fn ptx_modules() -> impl ExactSizeIterator<Item = &'static str> {
-    MODULES.iter().map(|(name, _)| *name)
+    MODULES.iter().map(|(name, ..)| *name)
 }
 
 /// Total size of the compressed modules, in bytes.
@@ -26,11 +27,13 @@ pub fn ptx_compressed_bytes() -> usize {
 pub fn ptx_of(module: &str) -> Result<String> {
     let broken = |log: String| Error::ModuleLoad { code: 500, log: format!("PTX module {module}: {log}") };
     let missing = || broken("this program has no such module".into());
-    let (_, family) = MODULES.iter().find(|(name, _)| *name == module).ok_or_else(missing)?;
-    let family = zstd::decode_all(FAMILIES[*family]).map_err(|error| broken(error.to_string()))?;
-    let family = str::from_utf8(&family).map_err(|error| broken(error.to_string()))?;
-    let (_, ptx) = packed::modules(family).find(|(name, _)| *name == module).ok_or_else(missing)?;
-    Ok(packed::unpack(ptx))
+    let (_, family, range) = MODULES.iter().find(|(name, ..)| *name == module).ok_or_else(missing)?;
+    let mut text = Vec::with_capacity(range.end);
+    zstd::Decoder::with_buffer(FAMILIES[*family])
+        .and_then(|family| family.take(range.end as u64).read_to_end(&mut text))
+        .map_err(|error| broken(error.to_string()))?;
+    let packed = text.get(range.clone()).ok_or_else(|| broken("its family's text is too short".into()))?;
+    Ok(packed::unpack(str::from_utf8(packed).map_err(|error| broken(error.to_string()))?))
 }
 
 /// The PTX of all modules as one text, for tools that read or assemble it.

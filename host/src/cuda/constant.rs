@@ -5,7 +5,6 @@ use super::foreign::{NOT_FOUND, PtxModule};
 use crate::{Error, Result};
 use cuda_std::constant::Constant;
 use cust::sys;
-use std::ffi::CString;
 
 impl PtxModule {
     /// Writes an array that [`cuda_std::constant!`] declares, on the stream of the module's device: launches queued before
@@ -29,14 +28,7 @@ impl PtxModule {
             return Err(Error::ModuleLoad { code: NOT_FOUND, log });
         }
         let stream = self.device().stream();
-        let Some(_lock) = stream.lock_to_enqueue() else {
-            return Err(Error::Unsupported {
-                op: "set_constant",
-                argument: "stream",
-                value: "being captured into a graph".to_owned(),
-                reason: "a graph holds no copies from the host; do them before or after".into(),
-            });
-        };
+        let _lock = stream.lock_to_copy("set_constant")?;
         // SAFETY: the variable has as many bytes and is never unloaded. The driver has read the values, which are pageable memory, when it returns
         // (CUDA Driver API, "API synchronization behavior").
         let result =
@@ -46,17 +38,10 @@ impl PtxModule {
 
     /// The address and size of a variable.
     fn constant(&self, name: &str) -> Result<(u64, usize)> {
-        self.device().bind()?;
-        let missing =
-            |reason: &str| Error::ModuleLoad { code: NOT_FOUND, log: format!("constant {name}: {reason}") };
-        let symbol = CString::new(name).map_err(|error| missing(&error.to_string()))?;
         let (mut address, mut bytes) = (0, 0);
-        // SAFETY: the module was loaded into the bound context and is never unloaded; the name is a C string.
-        let result =
-            unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, self.raw(), symbol.as_ptr()) };
-        check("cuModuleGetGlobal", result).map_err(|error| match error {
-            Error::Driver { code: NOT_FOUND, .. } => missing("the PTX has none of this name"),
-            other => other,
+        self.find("constant", name, "cuModuleGetGlobal", |module, name| {
+            // SAFETY: `find` gives the module, which was loaded into the bound context and is never unloaded, and a C string.
+            unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, module, name) }
         })?;
         Ok((address, bytes))
     }

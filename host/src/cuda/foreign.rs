@@ -11,7 +11,7 @@ use cuda_std::{DevicePtr, DevicePtrMut, KernelInfo};
 use cust::function::{BlockSize, GridSize};
 use cust::sys;
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
@@ -218,11 +218,6 @@ impl PtxModule {
         &self.device
     }
 
-    /// The driver's handle.
-    pub(super) fn raw(&self) -> sys::CUmodule {
-        self.module
-    }
-
     /// The kernel of a contract, which has the parameters that the contract says.
     pub(super) fn typed_function(&self, info: &KernelInfo) -> Result<sys::CUfunction> {
         let mut typed = self.typed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,22 +236,34 @@ impl PtxModule {
     /// # Errors
     /// [`Error::ModuleLoad`] if there is none.
     pub fn get_function(&self, name: &str) -> Result<Function> {
+        let mut function = ptr::null_mut();
+        self.find("kernel", name, "cuModuleGetFunction", |module, name| {
+            // SAFETY: `find` gives the module, which was loaded into the bound context and is never unloaded, and a C string.
+            unsafe { sys::cuModuleGetFunction(&mut function, module, name) }
+        })?;
+        let parameters = self.parameters.get(name).cloned().unwrap_or_default();
+        Ok(Function { device: self.device.clone(), function, name: name.to_owned(), parameters })
+    }
+
+    /// Looks something up by its name: the driver's `call`, with the module and the name, in the module's context.
+    pub(super) fn find(
+        &self,
+        kind: &str,
+        name: &str,
+        call: &'static str,
+        look_up: impl FnOnce(sys::CUmodule, *const c_char) -> sys::CUresult,
+    ) -> Result<()> {
         self.device.bind()?;
         let missing =
-            |reason: String| Error::ModuleLoad { code: NOT_FOUND, log: format!("kernel {name}: {reason}") };
+            |reason: String| Error::ModuleLoad { code: NOT_FOUND, log: format!("{kind} {name}: {reason}") };
         if name.is_empty() {
             return Err(missing("the name is empty".into())); // drivers answer CUDA_ERROR_INVALID_VALUE
         }
         let symbol = CString::new(name).map_err(|error| missing(error.to_string()))?;
-        let mut function = ptr::null_mut();
-        // SAFETY: `module` was loaded into the bound context and is never unloaded; the name is a C string.
-        let result = unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
-        check("cuModuleGetFunction", result).map_err(|error| match error {
-            Error::Driver { code: NOT_FOUND, .. } => missing("the PTX has no such kernel".into()),
+        check(call, look_up(self.module, symbol.as_ptr())).map_err(|error| match error {
+            Error::Driver { code: NOT_FOUND, .. } => missing(format!("the PTX has no such {kind}")),
             other => other,
-        })?;
-        let parameters = self.parameters.get(name).cloned().unwrap_or_default();
-        Ok(Function { device: self.device.clone(), function, name: name.to_owned(), parameters })
+        })
     }
 }
 

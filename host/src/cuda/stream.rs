@@ -5,7 +5,7 @@ use super::counters::Counters;
 use super::current::current;
 use super::event::{CaptureId, Event};
 use super::fault::{alive_on, check, check_on, ensure_alive};
-use crate::Result;
+use crate::{Error, Result};
 use cust::sys;
 use std::any::Any;
 use std::cell::RefCell;
@@ -169,6 +169,16 @@ impl Stream {
     /// the thread that captures. The holder must not take it again.
     pub(crate) fn lock_to_enqueue(&self) -> Option<RwLockReadGuard<'_, ()>> {
         (!self.is_capturing()).then(|| self.enqueue_lock.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The lock for queueing a copy to or from the host, which waits for the stream: a captured stream can't be waited for.
+    pub(crate) fn lock_to_copy(&self, op: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
+        self.lock_to_enqueue().ok_or_else(|| Error::Unsupported {
+            op,
+            argument: "stream",
+            value: "being captured into a graph".to_owned(),
+            reason: "a graph holds no copies to or from the host; do them before or after".into(),
+        })
     }
 
     /// The lock for capturing; see [`lock_to_enqueue`](Self::lock_to_enqueue).

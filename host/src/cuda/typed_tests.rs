@@ -187,7 +187,7 @@ fn toolchain_constant_memory_is_written_between_launches() {
     let error = module.set_constant(SHORT, &[1.0, 2.0]).unwrap_err();
     assert!(error.to_string().contains("SHORT: 4 bytes in the PTX, 8 here"), "{error}");
     let error = module.set_constant(ABSENT, &[1.0, 2.0]).unwrap_err();
-    assert!(error.to_string().contains("ABSENT: the PTX has none of this name"), "{error}");
+    assert!(error.to_string().contains("ABSENT: the PTX has no such constant"), "{error}");
     let captured = Graph::capture(&gpu, || module.set_constant(OFFSETS, &[0.0, 0.0]));
     assert!(matches!(captured, Err(Error::Unsupported { argument: "stream", .. })), "{captured:?}");
     assert_eq!(launched().unwrap(), 12.0);

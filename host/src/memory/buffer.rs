@@ -11,8 +11,8 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLockReadGuard};
 
 /// Device memory that belongs to one stream: work queued on it may use the memory from the allocation on, and reuse it after
 /// the drop. Zero bytes have no memory and address 0.
@@ -243,7 +243,7 @@ impl DeviceBuffer {
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if the range exceeds the buffer.
     pub fn upload(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        drop(self.outside_capture("upload")?);
+        drop(self.device.stream().lock_to_copy("upload")?);
         self.range("upload", offset, source.len())?;
         if source.is_empty() || self.device.is_planned() {
             return Ok(());
@@ -257,7 +257,7 @@ impl DeviceBuffer {
     /// [`Error::DeviceLost`] if a kernel on the stream faulted, another driver error, or [`Error::Unsupported`] if the range
     /// exceeds the buffer.
     pub fn download(&self, offset: usize, target: &mut [u8]) -> Result<()> {
-        drop(self.outside_capture("download")?);
+        drop(self.device.stream().lock_to_copy("download")?);
         self.range("download", offset, target.len())?;
         if self.device.is_planned() {
             target.fill(0);
@@ -386,16 +386,6 @@ impl DeviceBuffer {
                 reason: format!("the buffer has {} bytes", self.memory.bytes),
             }),
         }
-    }
-
-    /// The lock for queueing a copy to or from the host, which waits for the stream. A captured stream can't be waited for.
-    pub(super) fn outside_capture(&self, op: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
-        if let Some(lock) = self.device.stream().lock_to_enqueue() {
-            return Ok(lock);
-        }
-        let (argument, value) = ("stream", "being captured into a graph".to_owned());
-        let reason = "a graph holds no copies to or from the host; do them before or after".into();
-        Err(Error::Unsupported { op, argument, value, reason })
     }
 }
 

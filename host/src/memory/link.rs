@@ -182,7 +182,7 @@ impl Link {
         self.check(source, &self.from, "source")?;
         let from = source.range("send", at, bytes)?;
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let sender = source.outside_capture("send")?;
+        let sender = source.device().stream().lock_to_copy("send")?;
         if bytes == 0 {
             return Ok(InFlight { link: self, slots, slot: 0, bytes });
         }
@@ -247,7 +247,7 @@ impl InFlight<'_> {
         let Self { link, slots, slot, bytes } = self;
         link.check(target, &link.to, "target")?;
         let to = target.range("send", 0, bytes)?;
-        let _receiver = target.outside_capture("send")?;
+        let _receiver = target.device().stream().lock_to_copy("send")?;
         let Some(slot) = slots.pair.as_ref().filter(|_| bytes > 0).map(|pair| &pair[slot]) else {
             return Ok(());
         };

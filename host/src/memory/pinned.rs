@@ -224,7 +224,7 @@ impl DeviceBuffer {
         source: PinnedBuffer,
         bytes: usize,
     ) -> Result<PinnedBuffer> {
-        let _lock = self.outside_capture("upload")?;
+        let _lock = self.device().stream().lock_to_copy("upload")?;
         let bytes = bytes.min(source.len());
         let address = self.range("upload", offset, bytes)?;
         if bytes == 0 {
@@ -249,7 +249,7 @@ impl DeviceBuffer {
         source: &SharedHost,
         range: Range<usize>,
     ) -> Result<()> {
-        let _lock = self.outside_capture("upload")?;
+        let _lock = self.device().stream().lock_to_copy("upload")?;
         let bytes = range.len();
         let address = self.range("upload", offset, bytes)?;
         if bytes == 0 || self.device().is_planned() {
@@ -273,7 +273,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
     pub fn download_async(&self, offset: usize, bytes: usize) -> Result<Download> {
-        let _lock = self.outside_capture("download")?;
+        let _lock = self.device().stream().lock_to_copy("download")?;
         let address = self.range("download", offset, bytes)?;
         let target = PinnedBuffer::new(self.device(), bytes)?;
         if bytes == 0 {
@@ -324,7 +324,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
     pub fn upload_pageable(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        let _lock = self.outside_capture("upload")?;
+        let _lock = self.device().stream().lock_to_copy("upload")?;
         let address = self.range("upload", offset, source.len())?;
         self.device().stream().synchronize()?; // the copy below is not queued on this stream
         // SAFETY: the range is inside this buffer (checked above); the call returns when the copy is done.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cust_raw::*;
 
@@ -70,6 +70,10 @@ impl Logs {
         Self { sizes: Vec::new(), ..self }
     }
 
+    fn takes_info(&self) -> bool {
+        self.info.0 != 0 || self.sizes.iter().any(|&(is_error, _)| !is_error)
+    }
+
     /// # Safety
     /// As [`Self::read`].
     pub(super) unsafe fn write(&self, info: &str, error: &str) {
@@ -104,7 +108,22 @@ struct Kept {
 /// A module, and its entry in a JIT log.
 pub(super) struct Read {
     pub module: Arc<Module>,
-    info: String,
+    info: OnceLock<String>,
+}
+
+impl Read {
+    fn info(&self) -> &str {
+        self.info.get_or_init(|| {
+            let about = |k: &Kernel| {
+                let r = self.module.registers(k);
+                format!(
+                    "{}: about {r} registers, {} bytes smem, {} bytes lmem\n",
+                    k.name, k.shared_bytes, k.local_bytes
+                )
+            };
+            self.module.kernels().iter().map(about).collect()
+        })
+    }
 }
 
 static KEPT: Mutex<Kept> = Mutex::new(Kept { modules: VecDeque::new(), bytes: 0 });
@@ -116,15 +135,7 @@ fn read(text: &str) -> Result<Arc<Read>, String> {
         return Ok(read.clone());
     }
     let module = Module::parse(text).map_err(|e| format!("ptxas application ptx input, {e}"))?;
-    let mut info = String::new();
-    for k in module.kernels() {
-        let r = module.registers(k);
-        info += &format!(
-            "{}: about {r} registers, {} bytes smem, {} bytes lmem\n",
-            k.name, k.shared_bytes, k.local_bytes
-        );
-    }
-    let read = Arc::new(Read { module: Arc::new(module), info });
+    let read = Arc::new(Read { module: Arc::new(module), info: OnceLock::new() });
     let Kept { modules, bytes } = &mut *kept();
     modules.push_back((text.into(), read.clone()));
     *bytes += text.len();
@@ -141,7 +152,8 @@ pub(super) fn compile(image: &[u8], logs: Option<&Logs>) -> Result<Arc<Read>, u3
     let read = text.and_then(read);
     if let Some(l) = logs {
         let (info, error) = match &read {
-            Ok(read) => (read.info.as_str(), ""),
+            Ok(read) if l.takes_info() => (read.info(), ""),
+            Ok(_) => ("", ""),
             Err(log) => ("", log.as_str()),
         };
         // SAFETY: the logs were read from the same call's options.
@@ -173,10 +185,9 @@ pub(super) fn load_on(d: &mut Driver, module: &Arc<Module>) -> Result<u64, u32> 
 pub(super) fn new_function(d: &mut Driver, module: u64, name: &str) -> Result<u64, u32> {
     let m = Arc::clone(&d.module(module)?.loaded);
     let k = m.module.kernel(name).ok_or(NOT_FOUND)?;
-    let registers = m.module.registers(k);
     let id = d.handle();
     let max_dynamic_shared = (48 << 10) - k.dynamic_start;
-    d.functions.insert(id, Function { module, kernel: name.to_owned(), registers, max_dynamic_shared });
+    d.functions.insert(id, Function { module, kernel: name.to_owned(), max_dynamic_shared });
     Ok(id)
 }
 
@@ -234,9 +245,14 @@ fn known(d: &Driver, f: u64) -> Result<(&Function, &Kernel), u32> {
     Ok((f, k))
 }
 
+/// Registers of a thread, estimated when they are first asked for: most kernels of a module are never launched.
+fn registers(d: &Driver, f: &Function, k: &Kernel) -> Result<u32, u32> {
+    Ok(d.module(f.module)?.loaded.module.registers(k))
+}
+
 /// Threads that a block of the kernel may have.
-fn max_threads(f: &Function, k: &Kernel) -> u32 {
-    let by_registers = (64 << 10) / (f.registers.max(1) * 32).next_multiple_of(256) * 32;
+fn max_threads(registers: u32, k: &Kernel) -> u32 {
+    let by_registers = (64 << 10) / (registers.max(1) * 32).next_multiple_of(256) * 32;
     let declared = k.max_ntid.map_or(1024, |n| n.iter().product());
     declared.min(by_registers).min(1024)
 }
@@ -247,11 +263,11 @@ fn resident_blocks(d: &mut Driver, f: CUfunction, threads: c_int, dynamic: usize
     if threads < 1 {
         return Err(INVALID_VALUE);
     }
-    let shared = k.dynamic_start as u64 + dynamic as u64;
-    if threads as u32 > max_threads(f, k) || shared > 48 << 10 {
+    let (shared, registers) = (k.dynamic_start as u64 + dynamic as u64, registers(d, f, k)?);
+    if threads as u32 > max_threads(registers, k) || shared > 48 << 10 {
         return Ok(0);
     }
-    Ok(Multiprocessor::SM_61.resident_blocks(threads as u32, f.registers, shared as u32))
+    Ok(Multiprocessor::SM_61.resident_blocks(threads as u32, registers, shared as u32))
 }
 
 /// An attribute of a function, by its number.
@@ -260,11 +276,11 @@ pub(super) fn attribute(d: &mut Driver, f: u64, attr: c_int) -> Result<c_int, u3
     let (function, k) = known(d, f)?;
     let (major, minor) = d.module(function.module)?.loaded.module.version();
     let v = match attr {
-        0 => max_threads(function, k),
+        0 => max_threads(registers(d, function, k)?, k),
         1 => k.shared_bytes,
         2 => k.const_bytes,
         3 => k.local_bytes,
-        4 => function.registers,
+        4 => registers(d, function, k)?,
         5 => major * 10 + minor,
         6 => 61,
         7 => 0,
@@ -303,8 +319,9 @@ fn potential_block_size(
     limit: c_int,
 ) -> Answer {
     let d = &mut *enter()?;
-    let (function, k) = self::function(d, f)?;
-    let most = max_threads(function, k) as c_int;
+    let handle = d.resolve(f as u64)?;
+    let (function, k) = known(d, handle)?;
+    let most = max_threads(registers(d, function, k)?, k) as c_int;
     let most = if limit > 0 { most.min(limit) } else { most };
     let mut best = (0, 0, 0);
     for threads in (1..=(most as usize).div_ceil(32)).map(|w| (w as c_int * 32).min(most)).rev() {
@@ -392,11 +409,10 @@ pub(super) unsafe fn prepare(
     let block = unsafe { parameters(k, params, extra)? };
     let launch = Launch { grid, block: threads, dynamic_shared: shared, params: &block };
     let total: u64 = threads.iter().map(|&n| n as u64).product();
-    let check = check_launch(k, &launch).and_then(|()| match total <= max_threads(function, k) as u64 {
+    let registers = registers(d, function, k)?;
+    let check = check_launch(k, &launch).and_then(|()| match total <= max_threads(registers, k) as u64 {
         true => Ok(()),
-        false => {
-            Err((FindingKind::TooManyThreads, format!("{total} threads of {} registers", function.registers)))
-        }
+        false => Err((FindingKind::TooManyThreads, format!("{total} threads of {registers} registers"))),
     });
     if let Err((kind, message)) = check {
         let kernel = function.kernel.clone();
@@ -411,7 +427,7 @@ pub(super) unsafe fn prepare(
         grid,
         block: threads,
         shared,
-        registers: function.registers,
+        registers,
         params: block,
         cooperative: false,
     };

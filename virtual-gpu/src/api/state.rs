@@ -95,7 +95,6 @@ pub(super) struct OnDevice {
 pub(super) struct Function {
     pub module: u64,
     pub kernel: String,
-    pub registers: u32,
     pub max_dynamic_shared: u32,
 }
 

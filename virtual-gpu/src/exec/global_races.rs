@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::races::VectorClock;
+use super::sparse::Sparse;
 use crate::memory::Allocation;
 
 #[derive(Default)]
@@ -49,9 +50,12 @@ pub(super) struct Conflict {
     pub line: Option<u32>,
 }
 
+/// An access is aligned, so that its cells are in one part.
+type Cells = Sparse<Cell, 2048>;
+
 pub(super) struct GlobalRaces {
     /// By allocation, from its first write on.
-    cells: Vec<OnceLock<Box<[Cell]>>>,
+    cells: Vec<OnceLock<Cells>>,
     /// Fences that each block has executed, up to the most that a cell holds.
     fences: Box<[AtomicU8]>,
     shift: u32,
@@ -88,19 +92,22 @@ impl GlobalRaces {
     #[inline(always)]
     pub fn reads<'a>(&'a self, n: usize, a: &Allocation, by: Party<'a>) -> Option<Watched<'a>> {
         let cells = self.cells[n].get()?;
-        Some(Watched { races: self, cells, base: a.base >> self.shift, now: self.word(by), by })
+        Some(Watched { races: self, cells, base: self.base(a), now: self.word(by), by })
     }
 
     /// For writes to allocation `n`.
     #[inline(always)]
     pub fn writes<'a>(&'a self, n: usize, a: &Allocation, by: Party<'a>) -> Watched<'a> {
-        let base = a.base >> self.shift;
-        let cells = self.cells[n].get_or_init(|| {
-            let cells = Box::new_zeroed_slice(1 + (((a.base + a.size) >> self.shift) - base) as usize);
-            // SAFETY: zero is a value of an atomic number.
-            unsafe { cells.assume_init() }
-        });
+        let base = self.base(a);
+        let cells =
+            self.cells[n].get_or_init(|| Cells::new(1 + (((a.base + a.size) >> self.shift) - base) as usize));
         Watched { races: self, cells, base, now: self.word(by), by }
+    }
+
+    /// The number of the first cell of an allocation, whose parts are aligned although registered memory may begin anywhere.
+    #[inline(always)]
+    fn base(&self, a: &Allocation) -> u64 {
+        (a.base >> self.shift) / Cells::PART * Cells::PART
     }
 
     fn word(&self, by: Party<'_>) -> u64 {
@@ -150,7 +157,7 @@ impl GlobalRaces {
 #[derive(Clone, Copy)]
 pub(super) struct Watched<'a> {
     races: &'a GlobalRaces,
-    cells: &'a [Cell],
+    cells: &'a Cells,
     /// The number of the first cell.
     base: u64,
     /// What the party leaves in a cell.
@@ -162,7 +169,7 @@ impl<'a> Watched<'a> {
     #[inline(always)]
     fn range(&self, at: u64, bytes: u32) -> &'a [Cell] {
         let cell = |at: u64| ((at >> self.races.shift) - self.base) as usize;
-        &self.cells[cell(at)..=cell(at + u64::from(bytes) - 1)]
+        self.cells.range(cell(at), cell(at + u64::from(bytes) - 1))
     }
 
     #[inline(always)]

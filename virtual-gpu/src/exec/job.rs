@@ -8,6 +8,7 @@ use super::global_races::GlobalRaces;
 use super::line_costs::InstructionCost;
 use super::remote_reads::RemoteReads;
 use super::shared_arrays::SharedArrays;
+use super::sparse::Sparse;
 use crate::config::Config;
 use crate::finding::Finding;
 use crate::memory::{Memory, Snapshot};
@@ -53,7 +54,7 @@ pub(super) struct Job<'a> {
     /// Thread instructions of all blocks so remote, and what their starts cost.
     pub spent: AtomicU64,
     /// Per allocation one bit for each 32-byte sector touched; allocated at the first access.
-    pub touched: Vec<OnceLock<Box<[AtomicU64]>>>,
+    pub touched: Vec<OnceLock<Sparse<AtomicU64, 128>>>,
     /// The fault of the lowest block that had one.
     pub fault: Mutex<Option<(u64, Finding)>>,
     /// Each block's printed text.
@@ -88,7 +89,7 @@ impl Job<'_> {
         let sector = (address >> 5) - (a.base >> 5);
         let touched = self.touched[n].get_or_init(|| {
             let words = (a.size / 32 + 2).div_ceil(64) as usize;
-            (0..words).map(|_| AtomicU64::new(0)).collect()
+            Sparse::new(words)
         });
         let (word, shift) = ((sector / 64) as usize, sector % 64);
         let mut new = 0;

@@ -22,6 +22,7 @@ mod schedule;
 mod scratch;
 mod shape;
 mod shared_arrays;
+mod sparse;
 mod step;
 mod traffic;
 mod warp;

@@ -28,79 +28,114 @@ impl Module {
     }
 }
 
+/// A register operand of an instruction.
+struct Operand {
+    slot: u32,
+    written: bool,
+}
+
+/// A set of registers by their slots: rows of 32 bits, then those of 64.
+struct Live {
+    set: Vec<u64>,
+    /// The first slot of 64 bits.
+    first_wide: u32,
+    /// 32-bit registers of the set.
+    count: u32,
+}
+
+impl Live {
+    fn size(&self, slot: u32) -> u32 {
+        1 + u32::from(slot >= self.first_wide)
+    }
+
+    fn insert(&mut self, slot: u32) {
+        let (word, bit) = (&mut self.set[slot as usize / 64], 1 << (slot % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        self.count += if is_new { self.size(slot) } else { 0 };
+    }
+
+    fn remove(&mut self, slot: u32) {
+        let (word, bit) = (&mut self.set[slot as usize / 64], 1 << (slot % 64));
+        let was_there = *word & bit != 0;
+        *word &= !bit;
+        self.count -= if was_there { self.size(slot) } else { 0 };
+    }
+
+    fn clear(&mut self) {
+        self.set.fill(0);
+        self.count = 0;
+    }
+
+    fn insert_all(&mut self, other: &[u64]) {
+        for (word, &bits) in other.iter().enumerate() {
+            let mut new = bits & !self.set[word];
+            while new != 0 {
+                self.insert(word as u32 * 64 + new.trailing_zeros());
+                new &= new - 1;
+            }
+        }
+    }
+}
+
 /// Largest number of 32-bit registers live at once.
 fn live(f: &Function) -> u32 {
     let n = f.code.len();
-    let constants: std::collections::HashSet<(bool, Row)> =
-        f.inits.iter().map(|&(row, wide, _)| (wide, row)).collect();
-    let words = (f.rows32 + f.rows64) as usize / 64 + 1;
-    let slot = |wide: bool, row: Row| (if wide { f.rows32 + row } else { row }) as usize;
-    // Per instruction: (slot, 64-bit, written).
-    let operands: Vec<Vec<(usize, bool, bool)>> = f
-        .code
-        .iter()
-        .map(|i| {
-            let mut out = Vec::new();
-            visit(i, f, |wide, row, written| {
-                if !constants.contains(&(wide, row)) {
-                    out.push((slot(wide, row), wide, written));
-                }
-            });
-            out
-        })
-        .collect();
-    // Live sets at the start of each jump target, iterated until nothing changes.
-    let mut at_target: std::collections::HashMap<u32, Vec<u64>> = std::collections::HashMap::new();
+    let slot = |wide: bool, row: Row| if wide { f.rows32 + row } else { row };
+    let slots = (f.rows32 + f.rows64) as usize;
+    let mut is_constant = vec![false; slots];
+    for &(row, wide, _) in &f.inits {
+        is_constant[slot(wide, row) as usize] = true;
+    }
+    let (mut operands, mut ends) = (Vec::new(), Vec::with_capacity(n));
     for i in &f.code {
-        for t in targets(i, f) {
-            at_target.entry(t).or_insert_with(|| vec![0; words]);
+        visit(i, f, |wide, row, written| {
+            let slot = slot(wide, row);
+            if !is_constant[slot as usize] {
+                operands.push(Operand { slot, written });
+            }
+        });
+        ends.push(operands.len());
+    }
+    // Live sets at the start of each jump target, iterated until nothing changes.
+    const NO_TARGET: u32 = u32::MAX;
+    let mut place = vec![NO_TARGET; n + 1];
+    let mut at_target: Vec<Vec<u64>> = Vec::new();
+    let words = slots / 64 + 1;
+    for t in f.code.iter().flat_map(|i| targets(i, f)) {
+        if let Some(place) = place.get_mut(t as usize).filter(|place| **place == NO_TARGET) {
+            *place = at_target.len() as u32;
+            at_target.push(vec![0; words]);
         }
     }
+    let mut live = Live { set: vec![0; words], first_wide: f.rows32, count: 0 };
     let mut most = 0;
     let mut changed = true;
     while changed {
         changed = false;
         most = 0;
-        let mut set = vec![0u64; words];
+        live.clear();
         for k in (0..n).rev() {
             let i = &f.code[k];
             if i.guard == NONE && matches!(i.op, Op::Bra | Op::Brx | Op::Ret | Op::Exit | Op::Trap) {
-                set.fill(0);
+                live.clear();
             }
             for t in targets(i, f) {
-                if let Some(o) = at_target.get(&t) {
-                    set.iter_mut().zip(o).for_each(|(a, b)| *a |= b);
+                if let Some(of) = place.get(t as usize).and_then(|&place| at_target.get(place as usize)) {
+                    live.insert_all(of);
                 }
             }
-            for &(s, _, written) in &operands[k] {
-                // A guarded write keeps the old value alive.
-                if written && i.guard == NONE {
-                    set[s / 64] &= !(1 << (s % 64));
-                }
+            let operands = &operands[if k == 0 { 0 } else { ends[k - 1] }..ends[k]];
+            // A guarded write keeps the old value alive.
+            if i.guard == NONE {
+                operands.iter().filter(|o| o.written).for_each(|o| live.remove(o.slot));
             }
-            for &(s, _, written) in &operands[k] {
-                if !written {
-                    set[s / 64] |= 1 << (s % 64);
-                }
-            }
-            let first_wide = f.rows32 as usize;
-            let count: u32 = set
-                .iter()
-                .enumerate()
-                .map(|(w, &bits)| {
-                    let wide = match (w * 64, w * 64 + 64) {
-                        (lo, _) if lo >= first_wide => u64::MAX,
-                        (_, hi) if hi <= first_wide => 0,
-                        (lo, _) => u64::MAX << (first_wide - lo),
-                    };
-                    bits.count_ones() + (bits & wide).count_ones()
-                })
-                .sum();
-            most = most.max(count);
-            if let Some(o) = at_target.get_mut(&(k as u32))
-                && *o != set
+            operands.iter().filter(|o| !o.written).for_each(|o| live.insert(o.slot));
+            most = most.max(live.count);
+            if let Some(of) = at_target.get_mut(place[k] as usize)
+                && *of != live.set
             {
-                o.iter_mut().zip(&set).for_each(|(a, b)| *a |= b);
+                of.iter_mut().zip(&live.set).for_each(|(a, b)| *a |= b);
                 changed = true;
             }
         }
@@ -108,12 +143,13 @@ fn live(f: &Function) -> u32 {
     most
 }
 
-fn targets(i: &Inst, f: &Function) -> Vec<u32> {
-    match i.op {
-        Op::Bra => vec![i.imm as u32],
-        Op::Brx => f.lists[i.b as usize..][..i.imm as usize].to_vec(),
-        _ => Vec::new(),
-    }
+fn targets(i: &Inst, f: &Function) -> impl Iterator<Item = u32> {
+    let (one, several) = match i.op {
+        Op::Bra => (Some(i.imm as u32), &[][..]),
+        Op::Brx => (None, &f.lists[i.b as usize..][..i.imm as usize]),
+        _ => (None, &[][..]),
+    };
+    one.into_iter().chain(several.iter().copied())
 }
 
 /// Calls `see(64-bit, row, written)` for each register operand outside the predicate file.

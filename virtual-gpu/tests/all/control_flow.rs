@@ -1,8 +1,8 @@
 //! Branches, calls and returns, by the results of all threads of a block whose last warp is a part of one.
 
-use pascaline_virtual_gpu::{Checks, Config, Counters, Finding, FindingKind, Gpu, Launch, Module};
+use crate::common::{self, THREADS};
+use pascaline_virtual_gpu::{Config, Counters, Finding, FindingKind, Gpu, Launch, Module};
 
-const THREADS: usize = 40;
 /// The word of a thread that stores nothing.
 const NOTHING: u32 = 0xdead;
 
@@ -28,14 +28,9 @@ fn launch(config: Config, functions: &str, code: &str) -> Result<(Vec<u32>, Coun
     Ok((words[..THREADS].to_vec(), report.counters))
 }
 
-/// With all checks and with none, which must not change a result.
 #[track_caller]
 fn gives(functions: &str, code: &str, want: impl Fn(u32) -> u32) -> Counters {
-    let run = |checks| launch(Config { checks, ..Config::default() }, functions, code).unwrap();
-    let (checked, unchecked) = (run(Checks::ALL), run(Checks::NONE));
-    assert_eq!(checked.0, (0..THREADS as u32).map(want).collect::<Vec<_>>(), "{code}");
-    assert_eq!(checked, unchecked, "{code}");
-    checked.1
+    common::gives(|config| launch(config, functions, code), code, want)
 }
 
 /// 3 x, and one more above 5.

@@ -1,8 +1,8 @@
 //! Calls by pointer, by the results of all threads of a block whose last warp is a part of one.
 
+use crate::common::{self, THREADS};
 use pascaline_virtual_gpu::{Checks, Config, Counters, Finding, FindingKind, Gpu, Launch, Module};
 
-const THREADS: usize = 40;
 const HEAD: &str = ".version 6.4\n.target sm_61\n.address_size 64\n";
 
 /// Three functions of one number, a table of them, and one that takes two.
@@ -40,14 +40,9 @@ fn launch(config: Config, functions: &str, code: &str) -> Result<(Vec<u32>, Coun
     Ok((words, report.counters))
 }
 
-/// With all checks and with none, which must not change a result.
 #[track_caller]
 fn gives(functions: &str, code: &str, want: impl Fn(u32) -> u32) -> Counters {
-    let run = |checks| launch(Config { checks, ..Config::default() }, functions, code).unwrap();
-    let (checked, unchecked) = (run(Checks::ALL), run(Checks::NONE));
-    assert_eq!(checked.0, (0..THREADS as u32).map(want).collect::<Vec<_>>(), "{code}");
-    assert_eq!(checked, unchecked, "{code}");
-    checked.1
+    common::gives(|config| launch(config, functions, code), code, want)
 }
 
 #[track_caller]
