@@ -285,9 +285,12 @@ const LEAST_ASKED: usize = 16;
 ///
 /// It marks the end of some parts of the work by events, and has at most so many of these open. An event costs a GPU time whose
 /// parts are short, so two waits, one after the other, show how long a part takes, and later events have as many between them as
-/// [`SECONDS_QUEUED`] allows. Parts of one queue are alike.
+/// [`SECONDS_QUEUED`] allows. Parts of one queue are alike. Of layers that are longer than that the queue has one: the GPU waits between
+/// them for as long as it takes to queue a few kernels.
 pub(super) struct Queue {
     most: usize,
+    /// Whether a layer is longer than what may be in the queue.
+    is_long: bool,
     queued: VecDeque<Event>,
     /// Parts from event to event, once it is known how long they take; one before.
     every: Option<usize>,
@@ -300,7 +303,7 @@ pub(super) struct Queue {
 impl Queue {
     /// A bound of `most` parts, or of [`SECONDS_QUEUED`] if these are more.
     pub fn new(most: usize) -> Self {
-        Self { most, queued: VecDeque::new(), every: None, parts: 0, ended: None }
+        Self { most, is_long: false, queued: VecDeque::new(), every: None, parts: 0, ended: None }
     }
 
     /// Notes the end of a part of the work on `device`, and waits until the bound is kept. Does nothing on the CPU.
@@ -321,11 +324,16 @@ impl Queue {
                     let before = self.ended.replace(now);
                     self.every =
                         before.map(|before| parts_of(SECONDS_QUEUED / self.most as f64, now - before));
+                    self.is_long = self.most <= LAYERS_QUEUED
+                        && before.is_some_and(|before| (now - before).as_secs_f64() > SECONDS_QUEUED);
                 }
                 oldest
             }
         };
         event.record(device.stream())?;
+        if self.is_long {
+            event.synchronize()?;
+        }
         self.queued.push_back(event);
         Ok(())
     }

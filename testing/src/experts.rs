@@ -295,9 +295,9 @@ impl Case for Gated {
                 let inner: Vec<f32> = (0..n)
                     .map(|column| {
                         let at = (expert * n + column) * k;
-                        let [gate, up] = matrices.each_ref().map(|w| -> f64 {
-                            x.iter().zip(&w[at..at + k]).map(|(x, w)| x * w).sum()
-                        });
+                        let [gate, up] = matrices
+                            .each_ref()
+                            .map(|w| -> f64 { x.iter().zip(&w[at..at + k]).map(|(x, w)| x * w).sum() });
                         (gate / (1.0 + (-gate).exp()) * up) as f32
                     })
                     .collect();
@@ -363,8 +363,8 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         for shape in [
             [0, 3, 8, 32, 2],
             [2, 3, 40, 33, 2],   // few tokens: not sorted
-            [17, 7, 33, 40, 3],  // fewer rows of an expert than a step of the tile, a last block of one column
-            [90, 3, 31, 64, 1],  // less than a block, two or three steps
+            [17, 7, 33, 40, 3], // fewer rows of an expert than a step of the tile, a last block of one column
+            [90, 3, 31, 64, 1], // less than a block, two or three steps
             [150, 2, 70, 96, 2], // several tiles of an expert
         ] {
             add_gated(shape, [format; 2]);

@@ -525,3 +525,28 @@ fn the_gradient_stops_where_values_were_cut_off() -> Result<()> {
     }
     Ok(())
 }
+
+/// Gates and ups of experts in one launch, of rows by an index, are the bits of the products one by one.
+#[test]
+fn gated_experts_are_their_parts() -> Result<()> {
+    let device = common::cuda_device();
+    let make = |name, shape: [usize; 2]| {
+        let values = data::normal("gated experts", name, shape, DType::F32).values;
+        Tensor::from_slice(&values, shape, &device)
+    };
+    for format in FORMATS {
+        for [tokens, experts, n, k] in [[19, 5, 40, 33], [150, 2, 33, 96]] {
+            let x = make("x", [tokens, k])?;
+            let [gate, up] = ["gate", "up"].map(|name| ops::quantize(&make(name, [experts * n, k])?, format));
+            let (gate, up) = (gate?, up?);
+            let ids: Vec<u32> = (0..2 * tokens).map(|pair| (pair * pair % 7 % experts) as u32).collect();
+            let routes = ops::Routes::from_slices(&ids, &vec![0.5; ids.len()], 2, experts, &device)?;
+            let tokens = ops::ExpertRows::Tokens(&x);
+            let [alone, beside] = [&gate, &up].map(|w| ops::quant_experts_linear(tokens, w, &routes));
+            let parts = ops::quantize_rows(&ops::silu_mul(&alone?, &beside?)?)?;
+            let found = ops::quant_experts_gated(&x, &gate, &up, &routes)?;
+            assert_eq!(found.to_vecs()?, parts.to_vecs()?, "{}", name(format));
+        }
+    }
+    Ok(())
+}

@@ -40,7 +40,8 @@ pub(crate) fn route(
     let (experts, top_k) = (gate.dims()[0], ids.dims()[1]);
     let logits = DeviceBuffer::uninitialized(device, tokens * experts * size_of::<f32>())?;
     let together = (tokens as u32).div_ceil(ROUTE_TOKENS);
-    let are_few = tokens <= MAX_UNSORTED_TOKENS && tokens <= COUNTERS;
+    const { assert!(MAX_UNSORTED_TOKENS <= COUNTERS, "a counter for each of a few tokens") };
+    let are_few = tokens <= MAX_UNSORTED_TOKENS;
     let are_many = !are_few && together >= ROUTE_BLOCKS_PER_SM * device.properties().multiprocessors;
     let grid = match (are_few, are_many) {
         (true, _) => [(experts as u32).div_ceil(BLOCK_LOGITS), tokens as u32, 1], // logits are spread over the device

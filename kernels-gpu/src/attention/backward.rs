@@ -30,8 +30,8 @@
 
 use super::prefill::read_indices;
 use super::tensors::{Strides, not_zero};
-use crate::device::unroll::unroll;
 use crate::device::math::{exp2, fma, log2, rcp};
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16, Shared};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};

@@ -29,8 +29,8 @@
 
 use super::merge::{Merge, Scratch, base};
 use super::tensors::{Strides, Tensors, by_width, not_zero, tensors, visible};
-use crate::device::unroll::unroll;
 use crate::device::math::{exp2, fma};
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use crate::kv::{Stored, for_each_storage};
 use cuda_std::prelude::*;

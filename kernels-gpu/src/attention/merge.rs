@@ -5,9 +5,9 @@
 //!
 //! Source: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax", section 3.1.
 
-use crate::device::unroll::unroll;
 use crate::device::element::read4;
 use crate::device::math::{exp2, fma, rcp};
+use crate::device::unroll::unroll;
 use crate::device::{Element, Shared, ticket};
 use cuda_std::prelude::*;
 

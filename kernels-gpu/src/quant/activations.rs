@@ -2,10 +2,10 @@
 
 use super::blocks::RowScale;
 pub(crate) use super::inputs::{BlockInput, Inputs};
-use crate::device::unroll::unroll;
 use super::weights::{BLOCK_VALUES, Weights};
 use crate::device::Shared;
 use crate::device::int8::{load_pair, load_words};
+use crate::device::unroll::unroll;
 use cuda_std::inlined;
 
 impl Inputs {

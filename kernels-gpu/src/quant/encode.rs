@@ -11,9 +11,9 @@
 //! The formats' kernels are in their files; here is what they have in common.
 
 use super::blocks::{BLOCK, RowScale, abs_max, inverse, pack_i8, scale_i8};
-use crate::device::unroll::unroll;
 use super::weights::BLOCK_VALUES;
 use crate::device::int8::dp4a;
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;

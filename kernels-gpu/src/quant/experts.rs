@@ -74,8 +74,8 @@ impl Order for Offsets {
     }
 }
 
-/// Blocks of a multiprocessor for which ptxas keeps registers free. Three are 10 to 15 % faster than two, and leave a thread 168, which is
-/// not enough for 8 bits and for formats with long scales.
+/// Blocks of a multiprocessor for which ptxas keeps registers free. Three are 10 to 15 % faster than two on an H100, and leave a thread 168,
+/// which is not enough for 8 bits and for formats with long scales.
 const fn min_blocks<W: Weights>() -> u32 {
     if W::HALVES || !W::WHOLE && W::BITS < 8 { 3 } else { 2 }
 }

@@ -9,10 +9,10 @@
 
 use super::blocks::RowScale;
 use super::encode::activations;
-use crate::device::unroll::unroll;
 use crate::device::Element;
 use crate::device::math::rsqrt;
 use crate::device::rows::{Block, ROW_BLOCK, ROW_WARPS, Team};
+use crate::device::unroll::unroll;
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 

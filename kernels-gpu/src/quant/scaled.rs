@@ -16,8 +16,8 @@
 use super::blocks::{BLOCK, Half, RANGE_I8, abs_max, inverse, pack_i8, quant_i8, steps, stored_scale};
 use super::encode::{LANES, Words, four, own_block};
 use super::formats::q4_0;
-use crate::device::unroll::unroll;
 use crate::device::Element;
+use crate::device::unroll::unroll;
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 

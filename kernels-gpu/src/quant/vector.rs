@@ -31,10 +31,10 @@
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
 use super::encode::{LANES, activations, four, four_of};
 use super::epilogue::Epilogue;
-use crate::device::unroll::unroll;
 use super::weights::{Matrix, Weights};
 use super::{FORMATS, Product};
 use crate::activate::IDENTITY;
+use crate::device::unroll::unroll;
 use crate::device::{keep_order, shared};
 use crate::experts::{Place, place};
 use core::ptr::null;

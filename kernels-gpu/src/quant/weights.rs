@@ -3,10 +3,10 @@
 
 use super::blocks::{BLOCK, BLOCKS_PER_SUPER, RowScale, SUPER_BLOCK};
 use super::inputs::Inputs;
-use crate::device::unroll::unroll;
 use crate::device::element::load_half;
 use crate::device::int8::{dp4a, load_words, nibbles};
 use crate::device::math::fma;
+use crate::device::unroll::unroll;
 use cuda_std::inlined;
 
 pub(crate) const BLOCK_VALUES: u32 = BLOCK as u32;

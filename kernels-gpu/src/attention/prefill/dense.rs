@@ -19,8 +19,8 @@ use super::block::{
 use super::pass::prefill;
 use crate::attention::merge::{base, partial_elements};
 use crate::attention::tensors::{Strides, by_width, not_zero, tensors};
-use crate::device::unroll::unroll;
 use crate::device::math::{exp2, fma, rcp};
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use crate::kv::{Stored, for_each_storage};
 use cuda_std::prelude::*;

@@ -1,9 +1,9 @@
 //! The two products of a tile, each over one chunk in shared memory, as outer products of registers.
 
 use super::block::v_keys;
-use crate::device::unroll::unroll;
 use crate::device::Shared;
 use crate::device::math::fma;
+use crate::device::unroll::unroll;
 
 /// s += Q Kᵀ over one chunk, for the first SEEN of a thread's keys. `q`: this thread's first row in Qᵀ; `k`: its first key
 /// in Kᵀ, whose rows are Q_STRIDE and K_STRIDE apart. Each has two pointers: for columns below eight, and for the others.

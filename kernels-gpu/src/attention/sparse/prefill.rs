@@ -17,8 +17,8 @@ use crate::attention::prefill::{
     read_indices, sums_elements, thread_index, threads,
 };
 use crate::attention::tensors::{Strides, not_zero, tensors};
-use crate::device::unroll::unroll;
 use crate::device::element::{load_4_words, load_word, load_word_at};
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};

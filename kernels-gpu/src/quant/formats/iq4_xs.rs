@@ -7,12 +7,12 @@
 use super::levels16::{Iq4, fit, four, pack, widen};
 use crate::device::int8::load_pair;
 use crate::device::math::fma;
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{Half, abs_bits, inverse, nearest};
 use crate::quant::encode::{Encode, THREADS, Words, own_of_super_block};
 use crate::quant::search;
-use crate::device::unroll::unroll;
 use crate::quant::weights::{
     BLOCK_VALUES, MAGIC, Matrix, SUPER_BLOCKS, Weights, dot32, from_magic, super_scales,
 };

@@ -9,10 +9,10 @@
 #[cfg(target_arch = "nvptx64")]
 use crate::device::int8::select_bytes;
 use crate::device::math::fma;
+use crate::device::unroll::unroll;
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::BLOCK;
 use crate::quant::search::{self, Levels};
-use crate::device::unroll::unroll;
 use crate::quant::weights::{MAGIC, Matrix, Weights, dot32, from_magic, place, row_words};
 use cuda_std::inlined;
 

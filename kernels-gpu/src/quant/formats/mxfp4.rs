@@ -10,11 +10,11 @@
 
 use super::levels16::{Levels16, dot, four, pack_indices, widen};
 use crate::device::int8::load_half_word;
+use crate::device::unroll::unroll;
 use crate::float16::Float16;
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{BLOCK, abs_max, inverse};
 use crate::quant::encode::{Encode, THREADS, Words, own_block};
-use crate::device::unroll::unroll;
 use crate::quant::weights::{Matrix, Weights, half_scale, half_scales};
 use cuda_std::prelude::*;
 

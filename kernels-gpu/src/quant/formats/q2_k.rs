@@ -10,11 +10,11 @@
 use super::q4_k::{Fit, common_scales, fit, quant, relative, step_min};
 use crate::device::int8::{load_half_word, load_pair, load_word, load_words};
 use crate::device::math::fma;
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{BLOCK, Half, RowScale, abs_bits, inverse};
 use crate::quant::encode::{Encode, THREADS, own_of_super_block};
-use crate::device::unroll::unroll;
 use crate::quant::weights::{BLOCK_VALUES, Matrix, SUPER_BLOCKS, Weights, dot16, row_words, super_scales};
 use cuda_std::prelude::*;
 

@@ -5,11 +5,11 @@
 
 use crate::device::int8::load_half_word;
 use crate::device::math::fma;
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{BLOCK, Half, RowScale, abs_bits, inverse, stored_scale};
 use crate::quant::encode::{Encode, THREADS, Words, own_block};
-use crate::device::unroll::unroll;
 use crate::quant::weights::{MAGIC, Matrix, Weights, dot32, from_magic, half_scale, half_scales};
 use cuda_std::prelude::*;
 

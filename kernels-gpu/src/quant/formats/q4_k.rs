@@ -10,11 +10,11 @@
 //! Source: the reference quantiser of ggml's Q4_K and Q5_K (`make_qkx2_quants`), whose grids and weights these are.
 
 use crate::device::int8::load_words;
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{BLOCK, Half, RowScale, abs_bits, inverse, nearest, stored_scale};
 use crate::quant::encode::{Encode, THREADS, Words, own_of_super_block, pair_nibbles};
-use crate::device::unroll::unroll;
 use crate::quant::weights::{BLOCK_VALUES, Matrix, SUPER_BLOCKS, Weights, dot_minima, super_scales};
 use cuda_std::prelude::*;
 

@@ -7,10 +7,10 @@
 
 use super::q4_k::{Q4K, Scales, quant, super_block};
 use crate::device::int8::{load_pair, load_word};
+use crate::device::unroll::unroll;
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{RowScale, inverse};
 use crate::quant::encode::{Encode, THREADS, Words, own_of_super_block, pair_nibbles};
-use crate::device::unroll::unroll;
 use crate::quant::weights::{BLOCK_VALUES, Matrix, SUPER_BLOCKS, Weights, dot_minima, row_words};
 use cuda_std::prelude::*;
 use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};

@@ -11,12 +11,12 @@
 //! 128·h + 32·i + l.
 
 use crate::device::int8::{load_half_word, load_pair, load_word, load_words};
+use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use crate::quant::activations::Inputs;
 use crate::quant::blocks::{BLOCK, Half, abs_bits, inverse, nearest};
 use crate::quant::encode::{Encode, THREADS, Words, own_of_super_block, pair_nibbles};
 use crate::quant::search::{self, Levels};
-use crate::device::unroll::unroll;
 use crate::quant::weights::{
     BLOCK_VALUES, Matrix, SUPER_BLOCKS, Weights, dot_halves, row_words, super_scales,
 };
