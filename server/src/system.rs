@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "calls of the C library")]
 
+#[cfg(target_os = "linux")]
 use std::ffi::c_int;
 
 /// Makes the C library return large freed blocks of host memory to the system at once. glibc otherwise keeps freed blocks of
