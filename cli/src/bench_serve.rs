@@ -188,7 +188,9 @@ impl<'a> Target<'a> {
 
     /// The answer, or why there is none.
     fn answer(&self, number: usize, model: &str, words: usize, tokens: usize) -> Result<Answer, String> {
-        let question: Vec<String> = (0..words).map(|word| format!("{}", number * 7919 + word * 31)).collect();
+        // numbers of six digits, so that a word has the same tokens in every question
+        let word = |word: usize| (100_000 + (number * 7919 + word * 31) % 900_000).to_string();
+        let question: Vec<String> = (0..words).map(word).collect();
         let body = json!({
             "model": model,
             "messages": [{ "role": "user", "content": question.join(" ") }],
@@ -257,7 +259,7 @@ pub(super) fn run(args: &Args, url: &str, tokens: usize) -> Result<(), Failure> 
     };
     let (mut loads, mut bursts) = (Vec::new(), Vec::new());
     if args.burst {
-        // a word has more tokens in a longer question, whose numbers are larger, so a question of about the length says how many
+        // the template's own tokens are a smaller part of a longer question, so a question of about the length says how many words
         let in_proportion = |words: usize, tokens: usize| (BURST_PROMPT * words).div_ceil(tokens.max(1));
         let near = in_proportion(WORDS, first.prompt_tokens);
         let tokens_of_near = target.ask(&model, near, 1).map_or(BURST_PROMPT, |answer| answer.prompt_tokens);

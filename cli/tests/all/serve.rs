@@ -204,8 +204,7 @@ fn load_is_measured() {
         (&json!(3), &json!(0), Some(&vec![]))
     );
     let tokens = burst["prompt_tokens"].as_u64().expect("a number");
-    // 400 by the tokens of another question; numbers of more digits take this tokenizer a token a digit
-    assert!((300..=500).contains(&tokens), "{tokens}");
+    assert!((390..=410).contains(&tokens), "{tokens}"); // 400, by the tokens of another question
     let [both, prompts, answers, share] = ["seconds", "prompts_alone", "answers_alone", "share"]
         .map(|name| burst[name].as_f64().expect("a number"));
     assert!(((prompts + answers) / both - share).abs() < 1e-9 && prompts.min(answers) > 0.0, "{burst}");
