@@ -25,6 +25,7 @@ use qwen3_vl::files::open_regular;
 use qwen3_vl::fit::{Asked, Choice};
 use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::media::PixelLimits;
+use qwen3_vl::sparse::SoftmaxShare;
 use qwen3_vl::split::{Split, Target};
 use qwen3_vl::weights::{Conversion, Progress};
 use qwen3_vl::{
@@ -110,10 +111,25 @@ pub(super) struct LoadArgs {
     #[arg(long, value_name = "N", alias = "ubatch-size", value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens_per_pass: Option<u32>,
 
+    /// The share of each softmax that prompts read from 4,096 tokens on, as 0.95, or `off`. Each head then reads the tiles of keys that have
+    /// this share of the softmax of sampled queries, and in any case the first tile, neighbours, and the picture that a token is in. That is
+    /// sooner where few keys weigh most, and answers may differ.
+    #[arg(long, value_name = "off|SHARE", value_parser = sparse_prefill, default_value = "off")]
+    pub sparse_prefill: SparsePrefill,
+
     /// The most memory to use on the GPU (on each GPU), without the driver's context, in bytes or with K, M or G; if not
     /// given, all that is free. Options that are not given are chosen so that the model fits.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory_limit: Option<usize>,
+}
+
+/// `--sparse-prefill`
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct SparsePrefill(pub Option<SoftmaxShare>);
+
+fn sparse_prefill(text: &str) -> Result<SparsePrefill, String> {
+    let share = if text == "off" { Ok(None) } else { text.parse().map(Some) };
+    share.map(SparsePrefill).map_err(|error: String| format!("{error}; or off"))
 }
 
 /// `--adapter`
@@ -321,7 +337,7 @@ impl ModelArgs {
         let usual = opened.checkpoint.usual_options(device);
         let tokens_per_pass =
             self.load.tokens_per_pass.map_or(usual.tokens_per_pass, |tokens| tokens as usize);
-        LoadOptions { tokens_per_pass, ..usual }
+        LoadOptions { tokens_per_pass, sparse_prefill: self.load.sparse_prefill.0, ..usual }
     }
 
     /// The options that were given; `None` for the others.

@@ -52,6 +52,7 @@ pub mod rows;
 pub mod safetensors;
 pub mod sampling;
 pub mod seam;
+pub mod sparse;
 pub mod spec;
 pub mod split;
 pub mod stream;

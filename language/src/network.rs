@@ -9,6 +9,7 @@ use super::options::LoadOptions;
 use super::placement::Placement;
 use super::seam::Config;
 use super::seam::{self, Tower, VISION, Vision, VisionPlace};
+use super::sparse::{self, SoftmaxShare};
 use super::text::{ImageRun, Images, TextModel};
 use super::weights::Weights;
 use pascaline::cuda::{CudaDevice, Event};
@@ -26,6 +27,8 @@ pub(super) struct Network {
     tower: Option<Arc<dyn Tower>>,
     pub text: TextModel,
     tokens_per_pass: usize,
+    /// What long prompts read, if not all keys.
+    pub sparse_prefill: Option<SoftmaxShare>,
 }
 
 impl Network {
@@ -48,7 +51,13 @@ impl Network {
         if options.is_streaming(config.text.num_hidden_layers) || options.host_embedding {
             trim(placement)?;
         }
-        Ok(Self { config: config.clone(), tower, text, tokens_per_pass: options.tokens_per_pass.max(1) })
+        Ok(Self {
+            config: config.clone(),
+            tower,
+            text,
+            tokens_per_pass: options.tokens_per_pass.max(1),
+            sparse_prefill: options.sparse_prefill,
+        })
     }
 
     /// The network with an adapter beside its matrices, whose memory both share. `weights` are those that it was loaded from.
@@ -66,7 +75,7 @@ impl Network {
         } else {
             self.tower.clone()
         };
-        Ok(Self { config: self.config.clone(), tower, text, tokens_per_pass: self.tokens_per_pass })
+        Ok(Self { config: self.config.clone(), tower, text, ..*self })
     }
 
     /// The first device.
@@ -176,6 +185,8 @@ impl Network {
         let (layers, depth) = (self.config.text.num_hidden_layers.max(1), self.text.pipeline_depth());
         // a pipeline computes as many micro-batches at a time as it has devices, so it is bounded by these
         let mut queue = Queue::new(if depth > 1 { depth + 1 } else { LAYERS_QUEUED });
+        let pictures: Vec<_> =
+            images.runs.iter().map(|run| ImageRun { start: start + run.start, ..*run }).collect();
         for from in (0..count).step_by(tokens) {
             let len = tokens.min(count - from);
             let runs = clip(images.runs, from, len);
@@ -185,6 +196,10 @@ impl Network {
             let ropes =
                 angles.iter().map(|[cos, sin]| Rope::new(cos.clone(), sin.clone(), start + from, from));
             let ropes = ropes.collect::<Result<Vec<_>>>()?;
+            let local = sparse::local_keys(start + from, len, &pictures);
+            let reads = self.devices().map(|device| sparse::on_device(self.sparse_prefill, &local, device));
+            let reads = reads.collect::<Result<Vec<_>>>()?;
+            let layers_of = self.text.stages().iter().map(|stage| stage.range.len());
             let mut ended = false;
             let mut ask = |layer: usize, h: &Tensor| {
                 if depth == 1 && layer > 0 && len >= LEAST_BOUNDED {
@@ -194,7 +209,8 @@ impl Network {
                 ended = is_asked && go_on(from + len * layer / layers).is_break();
                 if ended { Err(interrupted()) } else { Ok(()) }
             };
-            let h = match self.text.forward(&on_device, &ropes, images, cache.caches(), &mut ask) {
+            let caches = cache.caches_of_each(layers_of.zip(reads.iter().map(Option::as_ref)));
+            let h = match self.text.forward(&on_device, &ropes, images, caches, &mut ask) {
                 Err(_) if ended => {
                     cache.truncate(start + from);
                     return Ok(None);

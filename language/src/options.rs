@@ -1,6 +1,7 @@
 //! How a model is loaded and stored, and how a batch of requests uses it.
 
 use super::seam::VisionPlace;
+use super::sparse::SoftmaxShare;
 use pascaline::kv::KvFormat;
 use pascaline::ops::PAGE;
 use pascaline::quant::{Format, QuantTensor};
@@ -36,6 +37,9 @@ pub struct LoadOptions {
     pub vision: VisionPlace,
     /// The type of the vision tower's matrices, if not that of the others.
     pub vision_matrices: Option<Matrices>,
+    /// The share of each softmax that prompts of at least [`LEAST_KEYS`](super::sparse::LEAST_KEYS) tokens read; `None`: all keys. Less
+    /// time, and results that differ.
+    pub sparse_prefill: Option<SoftmaxShare>,
     /// Prompt tokens of one pass. A lower number bounds the memory of a long prompt's activations, a higher one keeps a GPU
     /// busy. Between its layers a pass can be ended, so on a CPU a pass is short.
     pub tokens_per_pass: usize,
@@ -80,6 +84,7 @@ impl LoadOptions {
             cached_experts: 0,
             vision: VisionPlace::Resident,
             vision_matrices: None,
+            sparse_prefill: None,
             tokens_per_pass: 1024,
         }
     }

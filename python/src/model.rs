@@ -13,6 +13,7 @@ use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::embed::{Content, shortened};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::media::PixelLimits;
+use qwen3_vl::sparse::SoftmaxShare;
 use qwen3_vl::weights::Progress;
 use qwen3_vl::{
     Checkpoint, ExpertPlacement, LanguageModel, LoadOptions, Matrices, Options, Output, Prompt, Sampling,
@@ -273,6 +274,7 @@ pub fn load_options(
     (experts, cached_experts): (Option<&str>, usize),
     vision: Option<&str>,
     tokens_per_pass: Option<usize>,
+    sparse_prefill: Option<f64>,
 ) -> Result<LoadOptions> {
     let mut options = LoadOptions::for_device(device);
     if let Some(name) = dtype {
@@ -288,6 +290,12 @@ pub fn load_options(
     options.experts = experts.map(self::experts).transpose()?.unwrap_or_default();
     options.cached_experts = cached_experts;
     options.tokens_per_pass = tokens_per_pass.unwrap_or(options.tokens_per_pass);
+    let share = |share: f64| {
+        let reason = "a share is above 0 and up to 1";
+        SoftmaxShare::new(share)
+            .ok_or_else(|| unsupported("load", "sparse_prefill", share.to_string(), reason))
+    };
+    options.sparse_prefill = sparse_prefill.map(share).transpose()?;
     Ok(options)
 }
 
@@ -338,7 +346,7 @@ impl PyQwen3Vl {
     /// Raises CheckpointError, UnsupportedError, NoDeviceError, OutOfMemoryError.
     #[staticmethod]
     #[pyo3(signature = (path, device = None, dtype = None, *, cache = None, gpu_layers = None, experts = None, cached_experts = 0, vision = None, mmproj = None,
-        tokens_per_pass = None, min_pixels = None, max_pixels = None, progress = None))]
+        tokens_per_pass = None, sparse_prefill = None, min_pixels = None, max_pixels = None, progress = None))]
     fn load(
         py: Python,
         path: PathBuf,
@@ -351,6 +359,7 @@ impl PyQwen3Vl {
         vision: Option<&str>,
         mmproj: Option<PathBuf>,
         tokens_per_pass: Option<usize>,
+        sparse_prefill: Option<f64>,
         min_pixels: Option<usize>,
         max_pixels: Option<usize>,
         progress: Option<Py<PyAny>>,
@@ -370,6 +379,7 @@ impl PyQwen3Vl {
             (experts, cached_experts),
             vision,
             tokens_per_pass,
+            sparse_prefill,
         )?;
         let mut failed: Option<PyErr> = None;
         let report = |state: Progress| {

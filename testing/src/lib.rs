@@ -12,6 +12,7 @@ pub mod case;
 mod cast;
 mod cat;
 pub mod check;
+mod chosen_attention;
 mod copy;
 pub mod data;
 mod dequant_linear;
@@ -49,6 +50,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         attention::cases,
         attention_cached::cases,
         paged_attention::cases,
+        chosen_attention::cases,
         sparse_attention::cases,
         matmul::cases,
         linear::cases,

@@ -185,7 +185,7 @@ fn modules() {
         each: Some([u32s(tables), u32s(lens)]),
         prompts: vec![],
     };
-    let prompt = |rows, len| PromptRows { rows, table: u32s(&[2]), len };
+    let prompt = |rows, len| PromptRows { rows, table: u32s(&[2]), len, sparse: None };
     let prompts = |prompts| PagedRows { each: None, prompts };
     assert!(run(3, &each(&[3, 2], &[3])).is_ok());
     assert!(run(3, &prompts(vec![prompt(3, 20)])).is_ok());

@@ -48,6 +48,7 @@ mod qwen3_vl_deviations;
 mod qwen3_vl_files;
 mod qwen3_vl_model;
 mod qwen3_vl_offload;
+mod sparse_prefill;
 mod split_fault;
 mod split_model;
 mod split_rows;

@@ -4,7 +4,7 @@ use super::Op;
 use super::call::{Call, into};
 use super::plain::near;
 use pascaline::kv::{KvFormat, KvTensor};
-use pascaline::ops::{self, Attention, HeadNorms, PAGE};
+use pascaline::ops::{self, Attention, HeadNorms, PAGE, QUERIES_PER_CHOICE, SequenceKv};
 use pascaline::{DType, Result};
 
 pub(super) const OPS: &[Op] = &[
@@ -14,6 +14,7 @@ pub(super) const OPS: &[Op] = &[
     ("attention_cached", |call| cached(call, true)),
     ("paged_attention", |call| paged(call, false)),
     ("paged_attention_each", |call| paged(call, true)),
+    ("attention_over_tiles", over_tiles),
     ("rope_append", rope_append),
     ("block_mean", block_mean),
 ];
@@ -120,6 +121,28 @@ fn paged(call: &mut Call, each: bool) -> Result<()> {
     let (table, len) = (table(call, &[width])?, call.below(width * PAGE + 2));
     call.note(&len);
     into!(call, out => ops::paged_attention_into(out.view()?, &q, &k, &v, &table, len, scale))
+}
+
+fn over_tiles(call: &mut Call) -> Result<()> {
+    let (dim, kv_heads, group, format) =
+        (head_dim(call), 1 + call.below(2), 1 + call.below(3), call.pick(&KvFormat::ALL));
+    let (pages, width, scale) = (1 + call.below(4), call.below(4), call.pick(&[None, Some(0.25)]));
+    let [k, v] = stored(call, pages * PAGE, kv_heads, dim, format)?;
+    let (count, share) = (call.below(6), call.pick(&[0.5, 1.0, 0.0, 1.5]));
+    let q = call.input(&[kv_heads * group, count, dim], DType::F32)?;
+    let numbers: Vec<u32> = (0..width).map(|i| (i % pages) as u32).collect();
+    let table = pascaline::Tensor::from_slice(&numbers, [width], call.device)?;
+    let table = (call.below(2) == 1).then_some(&table);
+    let len = call.below(table.map_or(pages, |_| width) * PAGE + 2);
+    call.note(&len);
+    let local = call.indices(&[count.div_ceil(QUERIES_PER_CHOICE)], 4 * PAGE)?;
+    let kv = SequenceKv { k: &k, v: &v, table, len };
+    let mut out = call.output(q.dims(), DType::F32, near(DType::F32, 2e-5, 1e-6))?;
+    // so few keys are one tile, which is read in any case
+    into!(call, out => {
+        let tiles = ops::choose_tiles(&q, kv, &local, share, scale)?;
+        ops::attention_over_tiles_into(out.view()?, &q, kv, &tiles, scale)
+    })
 }
 
 fn rope_append(call: &mut Call) -> Result<()> {

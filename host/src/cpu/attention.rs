@@ -52,7 +52,7 @@ impl Keys for Problem {
 }
 
 /// Keys or values in the format that they are stored in.
-trait StoredRows: Sync {
+pub(super) trait StoredRows: Sync {
     /// Reads the elements from number `start` on, all of one row.
     fn read(&self, to: &mut [f32], start: usize);
 }
@@ -109,8 +109,21 @@ pub(crate) fn attention(out: TensorMut, q: &Tensor, [k, v]: [KvView; 2], problem
     attention_over(out, q, [k, v], problem, problem)
 }
 
-macro_rules! attention_over {
+macro_rules! by_format {
     ($($(#[$about:meta])* $format:ident $file:ident $name:literal;)*) => {
+        /// Keys or values, read one row at a time.
+        pub(super) fn stored(x: KvView) -> Result<Box<dyn StoredRows + '_>> {
+            Ok(match x.format {
+                KvFormat::F32 => Box::new(slice::<f32>(x.values)?),
+                KvFormat::F16 => Box::new(slice::<f16>(x.values)?),
+                KvFormat::Float16(bits) => Box::new(x.codes(bits)?),
+                $(KvFormat::$format => {
+                    const BYTES: usize = Format::$format.descriptor().bits * BLOCK / 8;
+                    Box::new(x.blocks::<kernels_gpu::kv::$file::$format, BYTES>()?)
+                })*
+            })
+        }
+
         /// Attention over the keys that `keys` lists.
         pub(super) fn attention_over(
             out: TensorMut,
@@ -139,7 +152,7 @@ macro_rules! attention_over {
         }
     };
 }
-kernels_gpu::for_each_kv_format!(attention_over);
+kernels_gpu::for_each_kv_format!(by_format);
 
 fn over<TQ: Float, R: StoredRows>(
     mut out: TensorMut,

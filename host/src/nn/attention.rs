@@ -1,6 +1,6 @@
 //! Multi-head attention with its projections.
 
-use super::cache::Cache;
+use super::cache::{Cache, SparsePrompt};
 use super::checks::misfit;
 use super::kv_cache::LayerCache;
 use super::kv_pages::{LayerPages, PagedRows, PromptRows};
@@ -9,7 +9,7 @@ use super::map::Map;
 use super::matrix::Change;
 use super::norm::RmsNorm;
 use crate::kv::{KvFormat, KvMut};
-use crate::ops::{self, Epilogue, HeadNorms};
+use crate::ops::{self, Epilogue, HeadNorms, QUERIES_PER_CHOICE, SequenceKv};
 use crate::problem::pieces::rows_per_launch;
 use crate::{DType, Device, Error, Result, Tensor, TensorMut};
 
@@ -181,10 +181,10 @@ impl Attention {
             ops::rope_append_into(q.view_mut()?, [k, v], &qkv, [&rope.cos, &rope.sin], norms, &rope.at)
         };
         let out = match cache {
-            Cache::Contiguous(cache) => {
+            Cache::Contiguous(cache, sparse) => {
                 cache.append(rows, append)?;
                 drop(qkv);
-                self.attend_contiguous(&q, rope, cache)?
+                self.attend_contiguous(&q, rope, cache, sparse)?
             }
             Cache::Pages(pages, reads) => {
                 let [k, v] = pages.parts_mut()?;
@@ -197,7 +197,13 @@ impl Attention {
     }
 
     /// Attention of q [rows, num_heads, head_dim] over all tokens of the cache; the output has q's shape.
-    fn attend_contiguous(&self, q: &Tensor, rope: &Rope, cache: &LayerCache) -> Result<Tensor> {
+    fn attend_contiguous(
+        &self,
+        q: &Tensor,
+        rope: &Rope,
+        cache: &LayerCache,
+        sparse: Option<&SparsePrompt>,
+    ) -> Result<Tensor> {
         let (kv, rows) = (cache.parts(), q.dims()[0]);
         if rows <= ops::MAX_CACHED_QUERIES {
             let ([k, v], past) = (kv, rope.at.narrow(0, 0, 1)?);
@@ -208,11 +214,35 @@ impl Attention {
         }
         let most = rows_per_launch(4 * cache.len() * self.num_heads * self.head_dim);
         let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
-        in_pieces(out.view_mut()?, q, cache.len(), self.options.causal, most, |to, q, seen| {
+        in_pieces(out.view_mut()?, q, cache.len(), self.options.causal, most, |to, q, start, seen| {
             let [k, v] = kv;
-            ops::attention_over_into(to, q, k, v, seen, &self.options)
+            match sparse {
+                Some(sparse) => self.attend_sparse(
+                    to,
+                    q,
+                    SequenceKv { k, v, table: None, len: seen },
+                    start / QUERIES_PER_CHOICE,
+                    sparse,
+                ),
+                None => ops::attention_over_into(to, q, k, v, seen, &self.options),
+            }
         })?;
         Ok(out)
+    }
+
+    /// Attention of q [num_heads, rows, head_dim], whose first block is number `block` of a long prompt's rows, over a part of the keys.
+    fn attend_sparse(
+        &self,
+        to: TensorMut,
+        q: &Tensor,
+        kv: SequenceKv,
+        block: usize,
+        sparse: &SparsePrompt,
+    ) -> Result<()> {
+        let scale = self.options.scale;
+        let local = sparse.local.narrow(0, block, q.dims()[1].div_ceil(QUERIES_PER_CHOICE))?;
+        let tiles = ops::choose_tiles(q, kv, &local, sparse.share, scale)?;
+        ops::attention_over_tiles_into(to, q, kv, &tiles, scale)
     }
 
     /// Attention of q [rows, num_heads, head_dim] over pages; the output has q's shape.
@@ -228,11 +258,18 @@ impl Attention {
             let to = out.view_mut()?.narrow(0, 0, start)?;
             ops::paged_attention_each_into(to, &q.narrow(0, 0, start)?, k, v, tables, lens, scale)?;
         }
-        for PromptRows { rows, table, len } in &reads.prompts {
+        for PromptRows { rows, table, len, sparse } in &reads.prompts {
             let most = rows_per_launch(len.saturating_mul(4 * self.num_heads * self.head_dim));
             let (to, q) = (out.view_mut()?.narrow(0, start, *rows)?, q.narrow(0, start, *rows)?);
-            in_pieces(to, &q, *len, true, most, |to, q, seen| {
-                ops::paged_attention_into(to, q, k, v, table, seen, scale)
+            in_pieces(to, &q, *len, true, most, |to, q, start, seen| match sparse {
+                Some(sparse) => self.attend_sparse(
+                    to,
+                    q,
+                    SequenceKv { k, v, table: Some(table), len: seen },
+                    start / QUERIES_PER_CHOICE,
+                    sparse,
+                ),
+                None => ops::paged_attention_into(to, q, k, v, table, seen, scale),
             })?;
             start += rows;
         }
@@ -250,15 +287,15 @@ impl Attention {
 }
 
 /// Attention of q [rows, num_heads, head_dim] over `len` keys into `out` of q's shape, with at most `most` rows per launch.
-/// `attend` is called with the output and the queries of a launch, both [num_heads, rows, head_dim], and the number of its
-/// keys.
+/// `attend` is called with the output and the queries of a launch, both [num_heads, rows, head_dim], the number of its first row, and that of
+/// its keys.
 fn in_pieces(
     mut out: TensorMut,
     q: &Tensor,
     len: usize,
     causal: bool,
     most: usize,
-    attend: impl Fn(TensorMut, &Tensor, usize) -> Result<()>,
+    attend: impl Fn(TensorMut, &Tensor, usize, usize) -> Result<()>,
 ) -> Result<()> {
     let rows = q.dims()[0];
     for start in (0..rows).step_by(most) {
@@ -266,7 +303,7 @@ fn in_pieces(
         // the last row of a causal piece attends to all keys of the launch
         let seen = if causal { len.saturating_add(start + count).saturating_sub(rows) } else { len };
         let q = q.narrow(0, start, count)?.swap_dims(0, 1)?;
-        attend(out.reborrow().narrow(0, start, count)?.swap_dims(0, 1)?, &q, seen)?;
+        attend(out.reborrow().narrow(0, start, count)?.swap_dims(0, 1)?, &q, start, seen)?;
     }
     Ok(())
 }
@@ -305,7 +342,7 @@ mod tests {
             for causal in [false, true] {
                 let options = ops::Attention { scale: None, causal };
                 let values = |most| {
-                    let attend = |to: TensorMut, q: &Tensor, seen| {
+                    let attend = |to: TensorMut, q: &Tensor, _, seen| {
                         ops::attention_over_into(to, q, &k, &v, seen, &options)
                     };
                     let mut out = Tensor::uninitialized(q.shape(), DType::F32, &Device::Cpu)?;

@@ -2,6 +2,7 @@
 
 use super::kv_cache::{KvCache, LayerCache};
 use super::kv_pages::{KvPages, LayerPages, PagedRows};
+use crate::Tensor;
 use std::ops::Range;
 
 /// Where an [`Attention`](super::Attention) appends keys and values, and which keys its rows attend to.
@@ -18,22 +19,53 @@ use std::ops::Range;
 /// ```
 #[derive(Debug)]
 pub enum Cache<'a> {
-    /// Consecutive tokens of one sequence.
-    Contiguous(&'a mut LayerCache),
+    /// Consecutive tokens of one sequence, of which many rows may read a part only.
+    Contiguous(&'a mut LayerCache, Option<&'a SparsePrompt>),
     /// Pages of many sequences. [`Rope::at`](super::Rope::at) gives each row's index in the pool.
     Pages(&'a mut LayerPages, &'a PagedRows),
 }
 
 impl<'a> From<&'a mut LayerCache> for Cache<'a> {
     fn from(cache: &'a mut LayerCache) -> Self {
-        Self::Contiguous(cache)
+        Self::Contiguous(cache, None)
     }
+}
+
+/// How the rows of a long prompt read a part of the keys: of each block of 64 rows, each head reads the fewest tiles of keys that have a share
+/// of the softmax, as [`choose_tiles`](crate::ops::choose_tiles) chooses them.
+///
+/// ```
+/// use pascaline::nn::SparsePrompt;
+/// use pascaline::{Device, Tensor};
+/// // rows 4096 to 4223: each block reads the 256 keys before its first row in any case
+/// let local = Tensor::from_slice(&[3840u32, 3904], [2], &Device::Cpu)?;
+/// let sparse = SparsePrompt { share: 0.95, local };
+/// # let _ = sparse;
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SparsePrompt {
+    /// From 0 to 1.
+    pub share: f32,
+    /// For each block of [`QUERIES_PER_CHOICE`](crate::ops::QUERIES_PER_CHOICE) rows the first of the keys before its own that it reads in any
+    /// case: \[ceil(rows / 64)\] u32
+    pub local: Tensor,
 }
 
 impl KvCache {
     /// The layers in order, as a pass needs them.
     pub fn caches(&mut self) -> impl Iterator<Item = Cache<'_>> {
         self.layers_mut().iter_mut().map(Cache::from)
+    }
+
+    /// The layers in order, where the first few are on one device, the next few on another, and so on. Each device has its own copy of what
+    /// the rows of a long prompt read.
+    pub fn caches_of_each<'a>(
+        &'a mut self,
+        devices: impl IntoIterator<Item = (usize, Option<&'a SparsePrompt>)>,
+    ) -> impl Iterator<Item = Cache<'a>> {
+        let sparse = devices.into_iter().flat_map(|(layers, sparse)| std::iter::repeat_n(sparse, layers));
+        self.layers_mut().iter_mut().zip(sparse).map(|(layer, sparse)| Cache::Contiguous(layer, sparse))
     }
 
     /// Some of the layers, in order, for a part of a pass.

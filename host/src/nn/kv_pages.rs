@@ -1,5 +1,6 @@
 //! Keys and values of many sequences, in pages of one pool.
 
+use super::cache::SparsePrompt;
 use crate::kv::{KvFormat, KvMut, KvTensor};
 use crate::ops::PAGE;
 use crate::{Device, Result, Tensor};
@@ -12,7 +13,7 @@ use crate::{Device, Result, Tensor};
 /// use pascaline::{Device, Tensor};
 /// let table = Tensor::from_slice(&[7u32, 2], [2], &Device::Cpu)?;
 /// // five rows, of a sequence with 16 tokens in page 7 and then 4 in page 2
-/// let rows = PagedRows { each: None, prompts: vec![PromptRows { rows: 5, table, len: 20 }] };
+/// let rows = PagedRows { each: None, prompts: vec![PromptRows { rows: 5, table, len: 20, sparse: None }] };
 /// assert_eq!(rows.len(), 5);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
@@ -31,7 +32,7 @@ pub struct PagedRows {
 /// use pascaline::nn::PromptRows;
 /// use pascaline::{Device, Tensor};
 /// let table = Tensor::from_slice(&[7u32, 2], [2], &Device::Cpu)?;
-/// let last_five = PromptRows { rows: 5, table, len: 20 };
+/// let last_five = PromptRows { rows: 5, table, len: 20, sparse: None };
 /// # let _ = last_five;
 /// # Ok::<(), pascaline::Error>(())
 /// ```
@@ -43,6 +44,8 @@ pub struct PromptRows {
     pub table: Tensor,
     /// Number of tokens of the sequence, including these rows.
     pub len: usize,
+    /// How they read a part of the keys only.
+    pub sparse: Option<SparsePrompt>,
 }
 
 impl PagedRows {

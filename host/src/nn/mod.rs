@@ -27,7 +27,7 @@ mod streamed;
 pub use all_reduce::AllReduce;
 pub use attention::{Attention, Rope};
 pub use block::TransformerBlock;
-pub use cache::Cache;
+pub use cache::{Cache, SparsePrompt};
 pub use embedding::Embedding;
 pub use expert_cache::Hits;
 pub use experts::Experts;

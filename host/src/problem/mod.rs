@@ -3,6 +3,7 @@
 
 pub(crate) mod activate;
 pub(crate) mod attention;
+pub(crate) mod chosen_attention;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod experts;

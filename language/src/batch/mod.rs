@@ -483,7 +483,7 @@ impl<'m> Batch<'m> {
             wanted.extend((len == sequence.ids().len()).then_some(wanted.len()));
             let rows = (sequence.computed..len).map(|i| row(sequence, i)).collect();
             let (pages, wanted) = (&sequence.pages[..pages_of(len)], len == sequence.ids().len());
-            work.parts.push(Part { rows, pages, len, wanted });
+            work.parts.push(Part { rows, pages, len, pictures: sequence.pictures(), wanted });
             sequence.images(count, at, &mut work.outputs, &mut work.runs);
             at += count;
         }

@@ -243,6 +243,11 @@ impl<'m> Sequence<'m> {
         Ok(count)
     }
 
+    /// The runs of image tokens, counted from the start of the prompt.
+    pub fn pictures(&self) -> &[ImageRun] {
+        &self.runs
+    }
+
     /// Whether there are image tokens among the next `count`.
     pub fn has_images(&self, count: usize) -> bool {
         !clip(&self.runs, self.computed, count).is_empty()

@@ -44,7 +44,7 @@ pub(crate) fn rehearse(
     let part = |rows: usize| {
         let pages = pages(prompt);
         let len = rows.min(pages.len() * PAGE);
-        Part { rows: vec![ROW; len], pages, len, wanted: true }
+        Part { rows: vec![ROW; len], pages, len, pictures: &[], wanted: true }
     };
     let last = |count: usize, width: usize| vec![Last { row: ROW, pages: &numbers[..width], len: 1 }; count];
     let most = network.tokens_per_pass().min(prompt.saturating_mul(answers));

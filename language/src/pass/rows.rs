@@ -5,8 +5,9 @@ use crate::media::VisionOutput;
 use crate::network::{LAYERS_QUEUED, LEAST_BOUNDED, Network, Queue, clip, interrupted};
 use crate::relay::Relay;
 use crate::rope::{RopeTables, text_rope};
+use crate::sparse::{SoftmaxShare, local_keys};
 use crate::text::{ImageRun, Images};
-use pascaline::nn::{KvPages, PagedRows, PromptRows, Rope};
+use pascaline::nn::{KvPages, PagedRows, PromptRows, Rope, SparsePrompt};
 use pascaline::ops::PAGE;
 use pascaline::{DType, Device, Result, Tensor, ops};
 use std::ops::ControlFlow;
@@ -50,8 +51,18 @@ pub(crate) struct Part<'s> {
     pub pages: &'s [u32],
     /// Tokens of the sequence up to and including these.
     pub len: usize,
+    /// The sequence's pictures, counted from its first token.
+    pub pictures: &'s [ImageRun],
     /// Whether the token after them is to be chosen.
     pub wanted: bool,
+}
+
+impl Part<'_> {
+    /// The keys that its rows read in any case, if they do not read all.
+    fn local_keys(&self, sparse: bool) -> Vec<u32> {
+        let rows = self.rows.len();
+        if sparse { local_keys(self.len - rows, rows, self.pictures) } else { Vec::new() }
+    }
 }
 
 /// The rows of a pass: the last tokens of some sequences, then parts of prompts, with the image tokens among all rows.
@@ -267,7 +278,7 @@ impl<'m> Passes<'m> {
                 stage_of(
                     self.chosen(),
                     pool,
-                    &view(&inputs[stage], shape, &none)?,
+                    &view(&inputs[stage], shape, &none, None)?,
                     stage,
                     input.cloned(),
                     &none,
@@ -318,7 +329,11 @@ impl<'m> Passes<'m> {
             numbers.extend(std::iter::repeat_n(0, shape.width - last.pages.len()));
         }
         numbers.extend(std::iter::repeat_n(0, padding * shape.width));
-        work.parts.iter().for_each(|part| numbers.extend_from_slice(part.pages));
+        let sparse = self.chosen().sparse_prefill.is_some();
+        for part in &work.parts {
+            numbers.extend_from_slice(part.pages);
+            numbers.extend(part.local_keys(sparse));
+        }
         numbers.extend(picks(work, shape));
         numbers
     }
@@ -402,6 +417,7 @@ fn in_parts<'s>(work: &Work<'s>, most: usize) -> Vec<Work<'s>> {
                 rows: part.rows[at..end].to_vec(),
                 pages: &part.pages[..pages_of(tokens).min(part.pages.len())],
                 len: tokens,
+                pictures: part.pictures,
                 wanted: part.wanted && end == part.rows.len(),
             };
             if let Some(open) = all.last_mut() {
@@ -425,7 +441,13 @@ struct View {
     picked: Tensor,
 }
 
-fn view(Inputs { numbers, angles }: &Inputs, shape: Shape, work: &Work) -> Result<View> {
+/// `sparse` is what long prompts read.
+fn view(
+    Inputs { numbers, angles }: &Inputs,
+    shape: Shape,
+    work: &Work,
+    sparse: Option<SoftmaxShare>,
+) -> Result<View> {
     let &[_, rows, half] = angles.dims() else { unreachable!("three dimensions") };
     let mut at = 0;
     let mut next = |len: usize| {
@@ -440,7 +462,11 @@ fn view(Inputs { numbers, angles }: &Inputs, shape: Shape, work: &Work) -> Resul
     };
     let mut prompts = Vec::with_capacity(work.parts.len());
     for part in &work.parts {
-        prompts.push(PromptRows { rows: part.rows.len(), table: next(part.pages.len())?, len: part.len });
+        let table = next(part.pages.len())?;
+        let local = next(part.local_keys(sparse.is_some()).len())?;
+        let sparse = sparse.filter(|_| local.shape().elements() > 0);
+        let sparse = sparse.map(|share| SparsePrompt { share: share.value(), local });
+        prompts.push(PromptRows { rows: part.rows.len(), table, len: part.len, sparse });
     }
     let picked = next(picks(work, shape).len())?;
     let table = |side: usize| angles.narrow(0, side, 1)?.reshape([rows, half]);
@@ -477,7 +503,10 @@ fn forward(
     ask: &mut Ask,
 ) -> Result<BatchLogits> {
     let (text, images) = (&model.text, Images { outputs: &work.outputs, runs: &work.runs });
-    let views = inputs.iter().map(|inputs| view(inputs, shape, work)).collect::<Result<Vec<_>>>()?;
+    let views = inputs
+        .iter()
+        .map(|inputs| view(inputs, shape, work, model.sparse_prefill))
+        .collect::<Result<Vec<_>>>()?;
     let ropes: Vec<_> = views.iter().map(|view| view.rope.clone()).collect();
     let reads = text.stages().iter().zip(&views).map(|(stage, view)| (stage.range.len(), &view.reads));
     let mut hidden = text.forward(&views[0].ids, &ropes, images, pool.caches_of_each(reads), ask)?;

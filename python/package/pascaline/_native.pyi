@@ -300,6 +300,7 @@ class Qwen3VL:
         vision: Optional[str] = None,
         mmproj: Optional[_PathLike] = None,
         tokens_per_pass: Optional[int] = None,
+        sparse_prefill: Optional[float] = None,
         min_pixels: Optional[int] = None,
         max_pixels: Optional[int] = None,
         progress: Optional[Callable[[int, int], object]] = None,

@@ -24,6 +24,7 @@ use cuda_std::KernelSpec;
 
 pub use decode::PagedDecode;
 pub use prefill::PagedPrefill;
+pub(super) use table::Table;
 pub use table::{MIN_SPLIT_KEYS, PAGE, keys_per_split};
 
 /// The kernels of one storage of k and v; q and out are f32.

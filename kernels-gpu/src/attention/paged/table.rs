@@ -22,7 +22,7 @@ pub const fn keys_per_split(len: u32, splits: u32) -> u32 {
 
 /// A sequence's pages.
 #[derive(Clone, Copy)]
-pub(super) struct Table {
+pub(in crate::attention) struct Table {
     /// The numbers of its pages.
     pub pages: *const u32,
     /// The pool's last row.

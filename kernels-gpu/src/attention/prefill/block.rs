@@ -13,7 +13,7 @@ pub(in crate::attention) const BM: u32 = bm(WARPS);
 /// Its threads; each owns 8 × KEYS scores and 8 × D/16 outputs.
 pub(in crate::attention) const THREADS: u32 = threads(WARPS);
 /// Columns of Q and K in a chunk.
-pub(super) const BK: u32 = 16;
+pub(in crate::attention) const BK: u32 = 16;
 
 /// Queries that a block handles.
 pub const QUERIES_PER_BLOCK: u32 = BM;
@@ -42,7 +42,7 @@ pub(in crate::attention) const fn bn(keys: usize) -> u32 {
 pub(in crate::attention) const PAD: u32 = 4;
 
 /// Elements of a chunk buffer: Qᵀ [BK, BM + PAD] and Kᵀ [BK, BN + PAD], or V [D / 64, v_keys, 64].
-pub(super) const fn chunk_elements(warps: u32, keys: usize) -> u32 {
+pub(in crate::attention) const fn chunk_elements(warps: u32, keys: usize) -> u32 {
     BK * (bm(warps) + PAD + bn(keys) + PAD)
 }
 
@@ -93,7 +93,7 @@ pub(in crate::attention) fn thread_index<const WARPS: u32>() -> u32 {
 /// # Safety
 /// All threads of the block are here.
 #[inline(always)]
-pub(super) unsafe fn barrier<const WARPS: u32>() {
+pub(in crate::attention) unsafe fn barrier<const WARPS: u32>() {
     if WARPS == 1 {
         // SAFETY: the warp is the block: all lanes are here.
         unsafe { warp::sync_warp(warp::FULL_MASK) }
@@ -212,6 +212,6 @@ pub(in crate::attention) trait Work<const KEYS: usize>: Copy {
 }
 
 /// The thread's key `j`, relative to its first one.
-pub(super) const fn key_of(j: usize) -> u32 {
+pub(in crate::attention) const fn key_of(j: usize) -> u32 {
     (j % 4 + j / 4 * 64) as u32
 }

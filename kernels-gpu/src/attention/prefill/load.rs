@@ -8,10 +8,10 @@ use cuda_std::inlined;
 
 /// Vectors of a chunk in flight from global to shared memory, not yet converted: two of Q and 2 KEYS / WARPS of K, or V.
 /// Converting them here would make the warp wait for the loads before it computes the current chunk.
-pub(super) type Staged = [[u32; 4]; 10];
+pub(in crate::attention) type Staged = [[u32; 4]; 10];
 
 /// One head's operands, and the part of them that this thread loads.
-pub(super) struct Loader<Q, S> {
+pub(in crate::attention) struct Loader<Q, S> {
     pub q: *const Q,
     pub k: S,
     pub v: S,

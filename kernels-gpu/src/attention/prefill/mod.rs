@@ -41,11 +41,13 @@ mod products;
 
 pub use block::QUERIES_PER_BLOCK;
 pub(super) use block::{
-    BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, bm, bn, chunks_elements, half_elements,
-    read_indices, sums_elements, thread_index, threads,
+    BK, BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, barrier, bm, bn, chunk_elements,
+    chunks_elements, half_elements, key_of, read_indices, sums_elements, thread_index, threads,
 };
 pub use dense::*;
+pub(super) use load::Loader;
 pub(super) use pass::prefill;
+pub(super) use products::scores;
 
 /// Keys of a tile of the dense kernels.
 pub const KEYS_PER_TILE: u32 = bn(dense::KEYS);

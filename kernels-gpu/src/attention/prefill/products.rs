@@ -11,7 +11,7 @@ use crate::device::unroll::unroll;
 /// # Safety
 /// The chunk is written and a barrier has passed.
 #[inline(always)]
-pub(super) unsafe fn scores<
+pub(in crate::attention) unsafe fn scores<
     const KEYS: usize,
     const SEEN: usize,
     const Q_STRIDE: u32,
