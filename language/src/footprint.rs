@@ -13,6 +13,7 @@ use super::pass::{Rehearsed, rehearse};
 use super::placement::{Placement, SplitMode};
 use super::sampling::{Sampler, Sampling};
 use super::seam::Config;
+use super::sparse::LEAST_KEYS;
 use super::text::{ImageRun, Images};
 use super::weights::Weights;
 use super::workload::Seen;
@@ -159,8 +160,10 @@ impl Planned<'_> {
     pub fn modules(&self, batch: Option<&BatchOptions>, gpu: &Gpu) -> Result<Vec<&'static str>> {
         // few rows, many, and more than a pass, as kernels are chosen by their number
         let most = self.options.tokens_per_pass;
-        let sizes = [(most + 40, 1024), (200, 256), (40, 64), (20, 16)];
-        let works = sizes.map(|(prompt, patches)| Workload { context: prompt + 64, prompt, patches });
+        let long = self.options.sparse_prefill.map(|_| (LEAST_KEYS, 16));
+        let sizes = [(most + 40, 1024), (200, 256), (40, 64), (20, 16)].into_iter().chain(long);
+        let works: Vec<_> =
+            sizes.map(|(prompt, patches)| Workload { context: prompt + 64, prompt, patches }).collect();
         let layers = [self.config.text.num_hidden_layers];
         let (_, mut books) = self.run(&works, batch, (SplitMode::Layer, &layers, 0), &[*gpu])?;
         Ok(std::mem::take(&mut books[0].modules))

@@ -56,7 +56,8 @@ impl Network {
             tower,
             text,
             tokens_per_pass: options.tokens_per_pass.max(1),
-            sparse_prefill: options.sparse_prefill,
+            // of a share of 1 the choice would be all keys, for its own time
+            sparse_prefill: options.sparse_prefill.filter(|share| share.value() < 1.0),
         })
     }
 

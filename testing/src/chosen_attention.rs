@@ -195,11 +195,11 @@ impl Case for Chosen {
         self.held.with(&q.device(), || super::kv::fill(kv, self.format), run)
     }
 
-    /// Attention over all keys.
+    /// The kernels of attention over all keys.
     fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
         let [q, kv, _, table] = inputs else { unreachable!("four inputs") };
         let run = |[k, v]: &[KvTensor; 2]| ops::paged_attention_into(y, q, k, v, table, self.kv_len, None);
-        (self.paged && !self.choice)
+        (self.paged && !self.choice && self.share == 1.0)
             .then(|| self.held.with(&q.device(), || super::kv::fill(kv, self.format), run))
     }
 

@@ -6,7 +6,7 @@ use crate::memory::DeviceBuffer;
 use crate::problem::attention::Problem;
 use crate::problem::chosen_attention::{SequenceKv, samples};
 use crate::{Result, Tensor, TensorMut};
-use kernels_gpu::attention::chosen::choose::attention_choose_tiles;
+use kernels_gpu::attention::chosen::choose::{HELD, attention_choose_tiles};
 use kernels_gpu::attention::chosen::{ChooseTiles, ChosenPrefill, Kernels, TILE, TileSums};
 use kernels_gpu::attention::prefill::QUERIES_PER_BLOCK;
 use std::ptr;
@@ -32,7 +32,8 @@ pub(crate) fn choose(
     let blocks = q_len.div_ceil(QUERIES_PER_BLOCK);
     let elements = |rows: u32| rows as usize * tiles as usize * size_of::<f32>();
     let sums = DeviceBuffer::uninitialized(device, 2 * elements(heads * samples))?;
-    let weights = DeviceBuffer::uninitialized(device, elements(heads * blocks))?;
+    let weights =
+        DeviceBuffer::uninitialized(device, if tiles > HELD { elements(heads * blocks) } else { 0 })?;
     let (k, k_scales) = pointers(kv.k.view());
     let parameters = TileSums {
         sums: sums.ptr(),

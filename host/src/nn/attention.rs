@@ -212,7 +212,7 @@ impl Attention {
             ops::attention_cached_into(to, &q.swap_dims(0, 1)?, k, v, &past, &self.options)?;
             return Ok(out);
         }
-        let most = rows_per_launch(4 * cache.len() * self.num_heads * self.head_dim);
+        let most = rows_per_launch(4 * cache.len() * self.num_heads * self.head_dim, &q.device());
         let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
         in_pieces(out.view_mut()?, q, cache.len(), self.options.causal, most, |to, q, start, seen| {
             let [k, v] = kv;
@@ -259,7 +259,7 @@ impl Attention {
             ops::paged_attention_each_into(to, &q.narrow(0, 0, start)?, k, v, tables, lens, scale)?;
         }
         for PromptRows { rows, table, len, sparse } in &reads.prompts {
-            let most = rows_per_launch(len.saturating_mul(4 * self.num_heads * self.head_dim));
+            let most = rows_per_launch(len.saturating_mul(4 * self.num_heads * self.head_dim), &q.device());
             let (to, q) = (out.view_mut()?.narrow(0, start, *rows)?, q.narrow(0, start, *rows)?);
             in_pieces(to, &q, *len, true, most, |to, q, start, seen| match sparse {
                 Some(sparse) => self.attend_sparse(

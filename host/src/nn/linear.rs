@@ -76,7 +76,7 @@ impl Linear {
         let rows = x.dims().first().copied().unwrap_or(0);
         let columns = epilogue.activation.columns(self.out_features()).unwrap_or(0);
         let mut y = Tensor::uninitialized([rows, columns], DType::F32, &x.device())?;
-        let most = rows_per_launch(2 * self.out_features() * self.in_features());
+        let most = rows_per_launch(2 * self.out_features() * self.in_features(), &x.device());
         for start in (0..rows).step_by(most) {
             let len = most.min(rows - start);
             let residual = epilogue.residual.map(|residual| residual.narrow(0, start, len)).transpose()?;

@@ -172,7 +172,7 @@ impl Dense {
         let quantized = self.quantized().filter(|_| rows > 1); // one row stays f32: its kernels quantise it themselves
         let piece = match quantized {
             Some([(fc1, _), _]) => {
-                even_pieces(rows, rows_per_launch(2 * fc1.rows() * fc1.cols()).min(MLP_ROWS))
+                even_pieces(rows, rows_per_launch(2 * fc1.rows() * fc1.cols(), &x.device()).min(MLP_ROWS))
             }
             None => MLP_ROWS,
         };

@@ -1,12 +1,19 @@
 //! How work is divided, so that no launch takes long and temporary memory stays small.
 
-/// The most floating-point operations of a launch: a twentieth of a second on the smallest Pascal card. A card that drives a
-/// display is reset when a launch takes seconds; at a twentieth of a second the overhead of a launch is negligible.
-const FLOPS_PER_LAUNCH: usize = 60_000_000_000;
+use crate::Device;
+
+/// The most floating-point operations of a launch for each multiprocessor: a twentieth of a second on the smallest Pascal card, which has
+/// three. A card that drives a display is reset when a launch takes seconds; at a twentieth of a second the overhead of a launch is negligible.
+const FLOPS_PER_MULTIPROCESSOR: usize = 20_000_000_000;
+/// Pieces on the CPU are those of the smallest card.
+const FEWEST_MULTIPROCESSORS: u32 = 3;
 
 /// The most rows of one launch; a multiple of the kernels' tiles.
-pub fn rows_per_launch(flops_per_row: usize) -> usize {
-    (FLOPS_PER_LAUNCH / flops_per_row.max(1) / 128 * 128).max(128)
+pub fn rows_per_launch(flops_per_row: usize, device: &Device) -> usize {
+    let multiprocessors =
+        device.as_cuda().map_or(FEWEST_MULTIPROCESSORS, |device| device.properties().multiprocessors);
+    let most = FLOPS_PER_MULTIPROCESSOR.saturating_mul(multiprocessors as usize);
+    (most / flops_per_row.max(1) / 128 * 128).max(128)
 }
 
 /// The rows of a piece where `rows` are divided into as few pieces as possible of at most `most`, a multiple of 128: all but

@@ -16,6 +16,9 @@ use cuda_std::prelude::*;
 /// Elements of a list besides its tiles: their number before them, and the last one again after them.
 pub const LIST_EXTRA: u32 = 2;
 
+/// Tiles whose weights are in shared memory: of 262,144 keys, and so few bytes that twelve blocks are resident.
+pub const HELD: u32 = 2048;
+
 /// Samples of a block, as an index of arrays.
 const SAMPLES: usize = SAMPLES_PER_BLOCK as usize;
 
@@ -26,7 +29,7 @@ pub struct ChooseTiles {
     /// For each head and block of 64 queries the number of its tiles, these in ascending order, and the last one again:
     /// [num_q_heads, gridDim.y, tiles + [`LIST_EXTRA`]]
     pub lists: *mut u32,
-    /// Used by the kernel: [num_q_heads, gridDim.y, tiles]
+    /// Used by the kernel for more than [`HELD`] tiles: [num_q_heads, gridDim.y, tiles]
     pub weights: *mut f32,
     /// As [`TileSums`](super::TileSums) has them: [num_q_heads, samples, tiles, 2]
     pub sums: *const f32,
@@ -48,7 +51,7 @@ pub struct ChooseTiles {
 ///
 /// # Safety
 /// [`ChooseTiles`] constrains the pointers, which are valid on the launching stream, and the numbers.
-#[kernel(block = 32, module = "attention_choose_tiles", shuffles = 48)]
+#[kernel(block = 32, module = "attention_choose_tiles", shuffles = 48, shared(held: [f32; HELD]))]
 pub unsafe fn attention_choose_tiles(p: ChooseTiles) {
     let (head, block, lane) = (thread::block_idx_x(), thread::block_idx_y(), thread::thread_idx_x());
     let at = head * thread::grid_dim_y() + block;
@@ -63,7 +66,9 @@ pub unsafe fn attention_choose_tiles(p: ChooseTiles) {
             let sample = head * p.samples + first + (s as u32).min(count - 1);
             p.sums.add((sample * p.tiles) as usize * 2)
         };
-        let weights = p.weights.add((at * p.tiles) as usize);
+        // in shared memory as far as there is room
+        let beyond = p.weights.add((at * p.tiles) as usize);
+        let weight = |tile: u32| if tile < HELD { held.at(tile).get(0) } else { *beyond.add(tile as usize) };
         let own = p.kv_len - p.q_len + block * BM;
         let local = load_word(p.local.add(block as usize)).min(own) / TILE;
         let is_taken = |tile: u32| tile == 0 || tile >= local;
@@ -93,13 +98,17 @@ pub unsafe fn attention_choose_tiles(p: ChooseTiles) {
         let mut total = 0.0;
         let mut tile = lane;
         while tile < tiles {
-            let mut weight = 0.0;
+            let mut sum = 0.0;
             unroll!(S < 4 => {
                 let sums = of_sample(S).add(tile as usize * 2);
-                weight += f32::load(sums.add(1)) * exp2(f32::load(sums) - max[S]) * factor[S];
+                sum += f32::load(sums.add(1)) * exp2(f32::load(sums) - max[S]) * factor[S];
             });
-            *weights.add(tile as usize) = weight;
-            total += weight;
+            if tile < HELD {
+                held.at(tile).set(0, sum);
+            } else {
+                *beyond.add(tile as usize) = sum;
+            }
+            total += sum;
             tile += 32;
         }
         let wanted = p.share * Sum.over::<32>(total);
@@ -111,7 +120,7 @@ pub unsafe fn attention_choose_tiles(p: ChooseTiles) {
             let mut sum = 0.0;
             let mut tile = lane;
             while tile < tiles {
-                let weight = *weights.add(tile as usize);
+                let weight = weight(tile);
                 if weight.to_bits() >= threshold || is_taken(tile) {
                     sum += weight;
                 }
@@ -125,8 +134,7 @@ pub unsafe fn attention_choose_tiles(p: ChooseTiles) {
         let mut start = 0;
         while start < tiles {
             let tile = start + lane;
-            let is_listed =
-                tile < tiles && ((*weights.add(tile as usize)).to_bits() >= low || is_taken(tile));
+            let is_listed = tile < tiles && (weight(tile).to_bits() >= low || is_taken(tile));
             let listed = warp::warp_vote_ballot(warp::FULL_MASK, is_listed);
             if is_listed {
                 let before = (listed & ((1 << lane) - 1)).count_ones();
