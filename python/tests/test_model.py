@@ -361,3 +361,5 @@ def test_pictures_keep_to_the_pixels_that_are_asked_for(model):
     assert len(model.tokenize("x", picture)) - len(small.tokenize("x", picture)) == 256 - 16
     with pytest.raises(pascaline.UnsupportedError):
         Qwen3VL.load(TINY, device="cpu", min_pixels=2, max_pixels=1)
+    with pytest.raises(pascaline.UnsupportedError, match="share"):
+        Qwen3VL.load(TINY, device="cpu", sparse_prefill=1.5)
