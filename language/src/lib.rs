@@ -52,6 +52,7 @@ pub mod rows;
 pub mod safetensors;
 pub mod sampling;
 pub mod seam;
+mod softmax_share;
 pub mod sparse;
 pub mod spec;
 pub mod split;

@@ -1,7 +1,7 @@
 //! How a model is loaded and stored, and how a batch of requests uses it.
 
 use super::seam::VisionPlace;
-use super::sparse::SoftmaxShare;
+use super::softmax_share::SoftmaxShare;
 use pascaline::kv::KvFormat;
 use pascaline::ops::PAGE;
 use pascaline::quant::{Format, QuantTensor};

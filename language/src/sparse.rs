@@ -1,12 +1,11 @@
 //! Long prompts that read a part of their keys: when, and which keys each block of tokens reads in any case. The others are chosen by
 //! [`choose_tiles`](pascaline::ops::choose_tiles) while the prompt runs.
 
+pub use super::softmax_share::SoftmaxShare;
 use super::text::ImageRun;
 use pascaline::nn::SparsePrompt;
 use pascaline::ops::QUERIES_PER_CHOICE;
 use pascaline::{Device, Result, Tensor};
-use std::fmt;
-use std::str::FromStr;
 
 /// The keys of a prompt, from which on a part of them is read: with fewer, attention is a small part of the time.
 pub const LEAST_KEYS: usize = 4096;
@@ -14,47 +13,6 @@ pub const LEAST_KEYS: usize = 4096;
 const LEAST_ROWS: usize = QUERIES_PER_CHOICE;
 /// Keys before each block that it reads in any case, as neighbours weigh most.
 const BAND: usize = 256;
-
-/// The share of each softmax that long prompts read, in millionths.
-///
-/// ```
-/// use language::sparse::SoftmaxShare;
-/// let share: SoftmaxShare = "0.95".parse()?;
-/// assert_eq!((share.value(), share.to_string()), (0.95, "0.95".to_owned()));
-/// # Ok::<(), String>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SoftmaxShare(u32);
-
-impl SoftmaxShare {
-    const ONE: f64 = 1e6;
-
-    /// A share above 0 and up to 1, rounded to millionths.
-    pub fn new(share: f64) -> Option<Self> {
-        let millionths = (share * Self::ONE).round();
-        (share.is_finite() && (1.0..=Self::ONE).contains(&millionths)).then_some(Self(millionths as u32))
-    }
-
-    /// From 0 to 1.
-    pub fn value(self) -> f32 {
-        (f64::from(self.0) / Self::ONE) as f32
-    }
-}
-
-impl FromStr for SoftmaxShare {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let share = text.parse().ok().and_then(Self::new);
-        share.ok_or_else(|| format!("a share is a number above 0 and up to 1, as 0.95, not {text:?}"))
-    }
-}
-
-impl fmt::Display for SoftmaxShare {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (f64::from(self.0) / Self::ONE).fmt(f)
-    }
-}
 
 /// For each block of `rows` tokens that follow `past` others, the first of the keys that it reads in any case: those just before it, and those
 /// of the picture that its first token is in. Empty where all keys are read. `pictures` are in order.
@@ -85,16 +43,6 @@ pub(crate) fn on_device(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shares_are_read_and_written() {
-        for text in ["0.95", "1", "0.5", "0.000001"] {
-            assert_eq!(text.parse::<SoftmaxShare>().map(|share| share.to_string()).as_deref(), Ok(text));
-        }
-        for text in ["0", "-0.5", "1.5", "95%", "nan", "inf", ""] {
-            assert!(text.parse::<SoftmaxShare>().is_err_and(|error| error.contains(text)), "{text}");
-        }
-    }
 
     #[test]
     fn blocks_read_their_neighbours_and_their_picture() {

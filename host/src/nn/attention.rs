@@ -1,6 +1,6 @@
 //! Multi-head attention with its projections.
 
-use super::cache::{Cache, SparsePrompt};
+use super::cache::Cache;
 use super::checks::misfit;
 use super::kv_cache::LayerCache;
 use super::kv_pages::{LayerPages, PagedRows, PromptRows};
@@ -8,6 +8,7 @@ use super::linear::Linear;
 use super::map::Map;
 use super::matrix::Change;
 use super::norm::RmsNorm;
+use super::sparse_prompt::SparsePrompt;
 use crate::kv::{KvFormat, KvMut};
 use crate::ops::{self, Epilogue, HeadNorms, QUERIES_PER_CHOICE, SequenceKv};
 use crate::problem::pieces::rows_per_launch;

@@ -1,6 +1,6 @@
 //! Keys and values of many sequences, in pages of one pool.
 
-use super::cache::SparsePrompt;
+use super::sparse_prompt::SparsePrompt;
 use crate::kv::{KvFormat, KvMut, KvTensor};
 use crate::ops::PAGE;
 use crate::{Device, Result, Tensor};

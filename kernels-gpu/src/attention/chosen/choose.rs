@@ -4,7 +4,7 @@
 //! that weigh most are those at or above a threshold: the largest one at which, with the tiles that are taken in any case, they have the
 //! share that is asked for. It is found by bisection over the bits of f32, which are ordered as the numbers.
 
-use super::{SAMPLES_PER_BLOCK, TILE};
+use super::keys::{SAMPLES_PER_BLOCK, TILE};
 use crate::attention::prefill::BM;
 use crate::device::Element;
 use crate::device::element::load_word;

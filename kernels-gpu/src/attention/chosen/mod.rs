@@ -16,24 +16,17 @@
 //! 2025, "FlexPrefill", section 3.2; first keys always count in Xiao et al. 2023, "Efficient streaming language models with attention sinks".
 
 pub mod choose;
+mod keys;
 pub mod prefill;
 pub mod sums;
 
-use super::paged::Table;
-use super::prefill::{BM, KEYS_PER_TILE};
 use crate::kv::Storage;
-use cuda_std::{KernelSpec, inlined};
+use cuda_std::KernelSpec;
 
 pub use choose::{ChooseTiles, LIST_EXTRA};
+pub use keys::{SAMPLED, SAMPLES_PER_BLOCK, TILE};
 pub use prefill::ChosenPrefill;
 pub use sums::TileSums;
-
-/// One query in so many is sampled: the last of each.
-pub const SAMPLED: u32 = 16;
-/// Samples of a block of queries.
-pub const SAMPLES_PER_BLOCK: u32 = BM / SAMPLED;
-/// Keys of a tile.
-pub const TILE: u32 = KEYS_PER_TILE;
 
 /// The kernels of one storage of k and v; q and out are f32.
 #[derive(Clone, Copy)]
@@ -48,32 +41,5 @@ impl Kernels {
     /// Those for k and v stored so.
     pub const fn of(storage: Storage) -> Self {
         Self { sums: sums::SPECS[storage as usize], prefill: prefill::SPECS[storage as usize] }
-    }
-}
-
-/// Where a sequence's keys are.
-#[derive(Clone, Copy)]
-struct Rows {
-    /// Its pages, or null where key n is row n.
-    pages: *const u32,
-    /// The last row of k and v.
-    last_row: u32,
-    /// Not 0.
-    kv_len: u32,
-}
-
-#[inlined]
-impl Rows {
-    /// The row of key `n`; past the last key, the last key's.
-    ///
-    /// # Safety
-    /// The table has a page for each key.
-    unsafe fn row(self, n: u32) -> u32 {
-        let n = n.min(self.kv_len - 1);
-        if self.pages.is_null() {
-            return n;
-        }
-        // SAFETY: the table has a page for the key: this function's contract.
-        unsafe { Table { pages: self.pages, last_row: self.last_row }.row(n) }
     }
 }

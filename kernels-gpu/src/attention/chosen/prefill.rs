@@ -2,8 +2,8 @@
 //!
 //! As the dense kernels, except for the list and the addresses of keys.
 
-use super::Rows;
 use super::choose::LIST_EXTRA;
+use super::keys::Rows;
 use crate::attention::prefill::dense::{Dense, KEYS};
 use crate::attention::prefill::{
     BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, bn, chunks_elements, half_elements, prefill,

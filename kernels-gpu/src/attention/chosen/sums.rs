@@ -2,7 +2,7 @@
 //!
 //! The scores are computed as by [`prefill`](crate::attention::prefill), whose loads and layout of shared memory they have.
 
-use super::{Rows, SAMPLED, TILE};
+use super::keys::{Rows, SAMPLED, TILE};
 use crate::attention::prefill::dense::KEYS;
 use crate::attention::prefill::{
     BK, BM, Loader, PAD, Place, SHUFFLES, THREADS, WARPS, Work, barrier, bn, chunk_elements, chunks_elements,
