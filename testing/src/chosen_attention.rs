@@ -286,6 +286,8 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             add((2, 1, 64), lens, share, paged, KvFormat::F32, choice, Purpose::Test);
         }
     }
+    // more tiles than have their weights in shared memory
+    add((1, 1, 16), (64, 262_400), 0.89, true, KvFormat::F16, true, Purpose::Test);
     for format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0] {
         for (kv_len, share) in [(8192, 0.95), (32768, 0.95), (32768, 1.0)] {
             add((16, 8, 128), (1024, kv_len), share, true, format, false, Purpose::Bench);
