@@ -197,7 +197,7 @@ impl Network {
             let ropes =
                 angles.iter().map(|[cos, sin]| Rope::new(cos.clone(), sin.clone(), start + from, from));
             let ropes = ropes.collect::<Result<Vec<_>>>()?;
-            let local = sparse::local_keys(start + from, len, &pictures);
+            let local = sparse::local_keys(self.sparse_prefill, start + from, len, &pictures);
             let reads = self.devices().map(|device| sparse::on_device(self.sparse_prefill, &local, device));
             let reads = reads.collect::<Result<Vec<_>>>()?;
             let layers_of = self.text.stages().iter().map(|stage| stage.range.len());

@@ -15,9 +15,14 @@ const LEAST_ROWS: usize = QUERIES_PER_CHOICE;
 const BAND: usize = 256;
 
 /// For each block of `rows` tokens that follow `past` others, the first of the keys that it reads in any case: those just before it, and those
-/// of the picture that its first token is in. Empty where all keys are read. `pictures` are in order.
-pub(crate) fn local_keys(past: usize, rows: usize, pictures: &[ImageRun]) -> Vec<u32> {
-    if past + rows < LEAST_KEYS || rows < LEAST_ROWS {
+/// of the picture that its first token is in. Empty where all keys are read, as without a share. `pictures` are in order.
+pub(crate) fn local_keys(
+    share: Option<SoftmaxShare>,
+    past: usize,
+    rows: usize,
+    pictures: &[ImageRun],
+) -> Vec<u32> {
+    if share.is_none() || past + rows < LEAST_KEYS || rows < LEAST_ROWS {
         return Vec::new();
     }
     let of_block = |first: usize| {
@@ -46,14 +51,16 @@ mod tests {
 
     #[test]
     fn blocks_read_their_neighbours_and_their_picture() {
-        assert!(local_keys(0, LEAST_KEYS - 1, &[]).is_empty());
-        assert!(local_keys(LEAST_KEYS, LEAST_ROWS - 1, &[]).is_empty());
-        assert_eq!(local_keys(LEAST_KEYS, 130, &[]), [3840, 3904, 3968]);
+        let share = SoftmaxShare::new(0.5);
+        assert!(local_keys(None, LEAST_KEYS, 130, &[]).is_empty());
+        assert!(local_keys(share, 0, LEAST_KEYS - 1, &[]).is_empty());
+        assert!(local_keys(share, LEAST_KEYS, LEAST_ROWS - 1, &[]).is_empty());
+        assert_eq!(local_keys(share, LEAST_KEYS, 130, &[]), [3840, 3904, 3968]);
         let run = |start, len| ImageRun { start, len, output: 0, row: 0 };
         let pictures = [run(10, 20), run(3000, 1100), run(4200, 50)];
         // the first block is in the second picture, the others are in none
-        assert_eq!(local_keys(LEAST_KEYS, 130, &pictures), [3000, 3904, 3968]);
-        assert_eq!(local_keys(4100, 64, &pictures), [3844]);
-        assert_eq!(local_keys(4210, 64, &pictures), [3954], "the band begins before the picture");
+        assert_eq!(local_keys(share, LEAST_KEYS, 130, &pictures), [3000, 3904, 3968]);
+        assert_eq!(local_keys(share, 4100, 64, &pictures), [3844]);
+        assert_eq!(local_keys(share, 4210, 64, &pictures), [3954], "the band begins before the picture");
     }
 }

@@ -1,13 +1,14 @@
 //! Attention over chosen tiles of keys, and the choice: as on the GPU, with the tiles sorted by weight in place of a bisection.
 
 use super::attention::{KEYS, Keys, QUERIES, Seen, attention_over, start, stored};
+use super::paged_attention::check_pages;
 use super::{slice, slice_mut};
 use crate::problem::attention::Problem;
 use crate::problem::chosen_attention::{
     KEYS_PER_CHOICE, QUERIES_PER_CHOICE, SequenceKv, samples, tiles_seen,
 };
 use crate::simd::dot;
-use crate::{Error, Result, Tensor, TensorMut};
+use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::attention::chosen::{LIST_EXTRA, SAMPLED, SAMPLES_PER_BLOCK};
 use kernels_gpu::attention::paged::PAGE;
 use rayon::prelude::*;
@@ -20,18 +21,13 @@ struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     /// # Errors
-    /// [`Error::Unsupported`] if a page of the sequence is not among the rows.
+    /// As [`check_pages`].
     fn new(op: &'static str, kv: &SequenceKv<'a>, last_row: usize) -> Result<Self> {
-        let Some(table) = kv.table else { return Ok(Self { table: None }) };
-        let (table, pages) = (slice::<u32>(table)?, (last_row + 1) / PAGE as usize);
-        let mut of_its_keys = table.iter().take(kv.len.div_ceil(PAGE as usize));
-        match of_its_keys.find(|&&page| page as usize >= pages) {
-            None => Ok(Self { table: Some(table) }),
-            Some(page) => {
-                let (value, reason) = (format!("page {page}"), format!("there are {pages} pages"));
-                Err(Error::Unsupported { op, argument: "table", value, reason })
-            }
+        let table = kv.table.map(slice::<u32>).transpose()?;
+        if let Some(table) = table {
+            check_pages([op, "table"], table, kv.len, last_row)?;
         }
+        Ok(Self { table })
     }
 
     fn row(self, key: usize) -> usize {

@@ -43,6 +43,27 @@ impl Keys for Paged<'_> {
     }
 }
 
+/// Refuses a page that is not among the rows up to `last_row`, of those that a sequence of `len` keys has. The error names the op and argument.
+///
+/// # Errors
+/// [`Error::Unsupported`].
+pub(super) fn check_pages(
+    [op, argument]: [&'static str; 2],
+    table: &[u32],
+    len: usize,
+    last_row: usize,
+) -> Result<()> {
+    let pages = (last_row + 1) / PAGE as usize;
+    let mut of_its_keys = table.iter().take(len.div_ceil(PAGE as usize));
+    match of_its_keys.find(|&&page| page as usize >= pages) {
+        None => Ok(()),
+        Some(page) => {
+            let (value, reason) = (format!("page {page}"), format!("the pool has {pages} pages"));
+            Err(Error::Unsupported { op, argument, value, reason })
+        }
+    }
+}
+
 /// Attention of problem.batch sequences, each with a row of `tables` and an entry of `lens`. Errors name `argument`.
 ///
 /// # Errors
@@ -58,13 +79,8 @@ pub(crate) fn paged_attention(
 ) -> Result<()> {
     let width = tables.dims().last().copied().unwrap_or(0);
     let tables = if width == 0 { &[][..] } else { slice::<u32>(tables)? };
-    let pages = (last_row + 1) / PAGE as usize;
     for (table, &len) in tables.chunks_exact(width.max(1)).zip(lens) {
-        let mut of_its_keys = table.iter().take((len as usize).div_ceil(PAGE as usize));
-        if let Some(page) = of_its_keys.find(|&&page| page as usize >= pages) {
-            let (value, reason) = (format!("page {page}"), format!("the pool has {pages} pages"));
-            return Err(Error::Unsupported { op: "paged_attention", argument, value, reason });
-        }
+        check_pages(["paged_attention", argument], table, len as usize, last_row)?;
     }
     attention_over(out, q, kv, problem, &Paged { problem, tables, width, lens })
 }

@@ -218,30 +218,27 @@ impl Attention {
         in_pieces(out.view_mut()?, q, cache.len(), self.options.causal, most, |to, q, start, seen| {
             let [k, v] = kv;
             match sparse {
-                Some(sparse) => self.attend_sparse(
-                    to,
-                    q,
-                    SequenceKv { k, v, table: None, len: seen },
-                    start / QUERIES_PER_CHOICE,
-                    sparse,
-                ),
+                Some(sparse) => {
+                    self.attend_sparse(to, q, SequenceKv { k, v, table: None, len: seen }, start, sparse)
+                }
                 None => ops::attention_over_into(to, q, k, v, seen, &self.options),
             }
         })?;
         Ok(out)
     }
 
-    /// Attention of q [num_heads, rows, head_dim], whose first block is number `block` of a long prompt's rows, over a part of the keys.
+    /// Attention of q [num_heads, rows, head_dim], whose first is row `start` of a long prompt's, over a part of the keys.
     fn attend_sparse(
         &self,
         to: TensorMut,
         q: &Tensor,
         kv: SequenceKv,
-        block: usize,
+        start: usize,
         sparse: &SparsePrompt,
     ) -> Result<()> {
         let scale = self.options.scale;
-        let local = sparse.local.narrow(0, block, q.dims()[1].div_ceil(QUERIES_PER_CHOICE))?;
+        let blocks = q.dims()[1].div_ceil(QUERIES_PER_CHOICE);
+        let local = sparse.local.narrow(0, start / QUERIES_PER_CHOICE, blocks)?;
         let tiles = ops::choose_tiles(q, kv, &local, sparse.share, scale)?;
         ops::attention_over_tiles_into(to, q, kv, &tiles, scale)
     }
@@ -267,7 +264,7 @@ impl Attention {
                     to,
                     q,
                     SequenceKv { k, v, table: Some(table), len: seen },
-                    start / QUERIES_PER_CHOICE,
+                    start,
                     sparse,
                 ),
                 None => ops::paged_attention_into(to, q, k, v, table, seen, scale),

@@ -59,9 +59,9 @@ pub(crate) struct Part<'s> {
 
 impl Part<'_> {
     /// The keys that its rows read in any case, if they do not read all.
-    fn local_keys(&self, sparse: bool) -> Vec<u32> {
+    fn local_keys(&self, share: Option<SoftmaxShare>) -> Vec<u32> {
         let rows = self.rows.len();
-        if sparse { local_keys(self.len - rows, rows, self.pictures) } else { Vec::new() }
+        local_keys(share, self.len - rows, rows, self.pictures)
     }
 }
 
@@ -329,10 +329,10 @@ impl<'m> Passes<'m> {
             numbers.extend(std::iter::repeat_n(0, shape.width - last.pages.len()));
         }
         numbers.extend(std::iter::repeat_n(0, padding * shape.width));
-        let sparse = self.chosen().sparse_prefill.is_some();
+        let share = self.chosen().sparse_prefill;
         for part in &work.parts {
             numbers.extend_from_slice(part.pages);
-            numbers.extend(part.local_keys(sparse));
+            numbers.extend(part.local_keys(share));
         }
         numbers.extend(picks(work, shape));
         numbers
@@ -463,7 +463,7 @@ fn view(
     let mut prompts = Vec::with_capacity(work.parts.len());
     for part in &work.parts {
         let table = next(part.pages.len())?;
-        let local = next(part.local_keys(sparse.is_some()).len())?;
+        let local = next(part.local_keys(sparse).len())?;
         let sparse = sparse.filter(|_| local.shape().elements() > 0);
         let sparse = sparse.map(|share| SparsePrompt { share: share.value(), local });
         prompts.push(PromptRows { rows: part.rows.len(), table, len: part.len, sparse });
