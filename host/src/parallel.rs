@@ -22,6 +22,12 @@ pub(crate) trait InTasks: IndexedParallelIterator {
 
 impl<I: IndexedParallelIterator> InTasks for I {}
 
+/// Calls `f` on one of rayon's threads. Each loop of a caller that is none of them wakes such a thread and then waits to be woken, which
+/// takes longer than a small product; so a pass on the CPU goes there once for many loops.
+pub(crate) fn in_pool<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    rayon::scope(|_| f())
+}
+
 struct Divide<F> {
     len: usize,
     f: F,

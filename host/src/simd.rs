@@ -22,6 +22,30 @@ impl Avx2 {
     }
 }
 
+/// A processor with AVX-512 F, BW and VNNI. Having a value proves that they were detected.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(Avx2);
+
+impl Avx512 {
+    /// Every such processor has AVX2, FMA and F16C.
+    pub fn avx2(self) -> Avx2 {
+        self.0
+    }
+
+    /// `None` on other processors and architectures.
+    #[inline]
+    pub fn detect() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vnni")
+        {
+            return Avx2::detect().map(Self);
+        }
+        None
+    }
+}
+
 /// Runs an expression that is compiled twice: for all processors, and for those with AVX2. Functions that are not inlined
 /// are compiled once, for all processors, so what it calls has to be `#[inline(always)]`.
 macro_rules! vectorized {

@@ -1,10 +1,10 @@
 //! Quantising and dequantising, as the formats say; they share the arithmetic of a block with the kernels.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 mod product;
 mod row;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub(crate) use product::matmul;
 pub(crate) use row::read_row;

@@ -7,6 +7,7 @@ use super::map::Map;
 use super::matrix::Matrix;
 use super::norm::RmsNorm;
 use crate::ops::{self, ExpertRows, Routes};
+use crate::parallel::in_pool;
 use crate::problem::experts::Places;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
@@ -266,6 +267,18 @@ fn of_tensors([gate, up, down]: &[&Matrix; 3], tensors: &[Tensor]) -> Result<[Ma
 
 /// down(silu(gate(x)) ⊙ up(x)) for each pair, in the order of the routes.
 fn products(
+    x: &Tensor,
+    matrices: &[&Matrix; 3],
+    routes: &Routes,
+    places: Option<[Places; 3]>,
+) -> Result<Tensor> {
+    match x.device() {
+        Device::Cpu => in_pool(|| products_of(x, matrices, routes, places)),
+        Device::Cuda(_) => products_of(x, matrices, routes, places),
+    }
+}
+
+fn products_of(
     x: &Tensor,
     [gate, up, down]: &[&Matrix; 3],
     routes: &Routes,

@@ -2,30 +2,49 @@
 //! of these times the blocks' factors, in f32 and in the order of the blocks, so a row's result does not depend on the other
 //! rows.
 //!
-//! Columns of y are computed in tiles of [`TILE`], which are rows of w that are contiguous in memory. A task has several
-//! tiles. It reads x in pieces of [`ROWS`] rows, which stay in the core's cache while all of the task's tiles use them.
-//!
-//! | what computes a tile | when                   |
-//! |----------------------|------------------------|
-//! | [`avx2`]             | AVX2, FMA and F16C     |
-//! | [`portable`]         | all other processors   |
+//! Columns of y are computed in tiles, which are rows of w that are contiguous in memory. A task has several tiles. It reads x in
+//! pieces of [`ROWS`] rows, which stay in the core's cache while all of the task's tiles use them. [`Instructions`] has what computes a
+//! tile.
 
-#[cfg(target_arch = "x86_64")]
-use super::avx2;
 use super::row::{DecodedRow, read_row};
-use super::tile::{Activations, ROWS, TILE};
+use super::tile::{Activations, ROWS};
+#[cfg(target_arch = "x86_64")]
+use super::x86::{WeightBytes, avx2, avx512};
 use crate::cpu::{activate, slice, slice_mut};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{QuantRows, QuantTensor};
-use crate::simd::Avx2;
+use crate::simd::{Avx2, Avx512};
 use crate::{Result, TensorMut};
 use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
 
-/// The most tiles of a task: more would push x out of the cache, fewer read it more often.
-const TILES: usize = 8;
+/// Tasks for each thread, so that a slow one does not delay all. A task's first tile is waited for.
+const TASKS: usize = 4;
+/// The most columns of a task: more would push x out of the cache, fewer read it more often.
+const COLUMNS: usize = 64;
 /// Multiply-adds below which parallel tasks cost more than they save.
 const PARALLEL: usize = 1 << 18;
+
+/// What computes tiles.
+#[derive(Clone, Copy, Debug)]
+enum Instructions {
+    Avx512(Avx512),
+    Avx2(Avx2),
+    /// Any processor's.
+    Portable,
+}
+
+impl Instructions {
+    /// What this processor has, the quickest first.
+    fn all() -> impl Iterator<Item = Self> {
+        let vectors = [Avx512::detect().map(Self::Avx512), Avx2::detect().map(Self::Avx2)];
+        vectors.into_iter().flatten().chain([Self::Portable])
+    }
+
+    fn best() -> Self {
+        Self::all().next().unwrap_or(Self::Portable)
+    }
+}
 
 pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
     let m = x.shape.rows_cols().0;
@@ -35,7 +54,7 @@ pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue:
     let residual = epilogue.residual.map(slice::<f32>).transpose()?;
     let (n, activation) = (w.rows(), epilogue.activation);
     let is_plain = bias.is_none() && residual.is_none() && activation == Activation::Identity;
-    product(Avx2::detect(), &mut slice_mut::<f32>(&mut y)?[..m * n], x, w, |first, y| {
+    product(Instructions::best(), &mut slice_mut::<f32>(&mut y)?[..m * n], x, w, |first, y| {
         for (row, y) in y.iter_mut().enumerate().filter(|_| !is_plain) {
             for (column, y) in (first..).zip(y.iter_mut()) {
                 let biased = *y + bias.map_or(0.0, |bias| bias[column]);
@@ -48,7 +67,7 @@ pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue:
 
 /// y [m, n] = x·wᵀ. `finish` is called with some columns of all rows when they are complete, and the number of the first.
 fn product(
-    avx2: Option<Avx2>,
+    by: Instructions,
     y: &mut [f32],
     x: Activations,
     w: &QuantTensor,
@@ -57,48 +76,64 @@ fn product(
     if y.is_empty() {
         return Ok(());
     }
-    #[cfg(target_arch = "x86_64")]
-    if let Some(avx2) = avx2 {
-        let (rows, parts) = (avx2::PreparedRows::new(x, w.format()), avx2::WeightBytes::new(w));
-        return in_tasks(y, x, w, |first, y| {
-            avx2::tiles(avx2, y, &rows, &parts, first);
-            finish(first * TILE, y);
+    match by {
+        #[cfg(target_arch = "x86_64")]
+        // one row is read as fast as AVX2 computes it, in tiles of fewer rows of w, which memory delivers sooner; the bits are the same
+        Instructions::Avx512(avx512) if x.rows() == 1 => {
+            product(Instructions::Avx2(avx512.avx2()), y, x, w, finish)
+        }
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx512(avx512) => {
+            let (rows, parts) = (avx512::prepared(x), WeightBytes::new(w));
+            in_tasks(16, y, x, w, |first, y| {
+                avx512::tiles(avx512, y, &rows, &parts, first);
+                finish(first, y);
+                Ok(())
+            })
+        }
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2(avx2) => {
+            let (rows, parts) = (avx2::PreparedRows::new(x, w.format()), WeightBytes::new(w));
+            in_tasks(8, y, x, w, |first, y| {
+                avx2::tiles(avx2, y, &rows, &parts, first);
+                finish(first, y);
+                Ok(())
+            })
+        }
+        _ => in_tasks(8, y, x, w, |first, y| {
+            portable(y, x, w, first)?;
+            finish(first, y);
             Ok(())
-        });
+        }),
     }
-    let _ = avx2;
-    in_tasks(y, x, w, |first, y| {
-        portable(y, x, w, first * TILE)?;
-        finish(first * TILE, y);
-        Ok(())
-    })
 }
 
-/// Calls `f` in parallel with all rows of the columns of some tiles, and the number of the first tile.
+/// Calls `f` in parallel with all rows of some columns, and the number of the first: a whole number of tiles, but for the last.
 fn in_tasks(
+    tile: usize,
     y: &mut [f32],
     x: Activations,
     w: &QuantTensor,
     f: impl Fn(usize, &mut [&mut [f32]]) -> Result<()> + Sync,
 ) -> Result<()> {
     let (m, n) = (x.rows(), w.rows());
-    let tiles = n.div_ceil(TILE);
-    let most = if m > ROWS { TILES } else { tiles };
-    // a few tasks per thread, so that a slow one does not delay all, and none so short that it costs more than it saves
-    let least = (PARALLEL / 4).div_ceil(TILE * m * w.k.max(1));
+    let tiles = n.div_ceil(tile);
+    let most = if m > ROWS { COLUMNS / tile } else { tiles };
+    // none so short that it costs more than it saves
+    let least = (PARALLEL / 4).div_ceil(tile * m * w.k.max(1));
     let each = match m * n * w.k <= PARALLEL {
         true => tiles,
-        false => tiles.div_ceil(8 * rayon::current_num_threads()).max(least).clamp(1, most),
+        false => tiles.div_ceil(TASKS * rayon::current_num_threads()).max(least).clamp(1, most),
     };
     let mut tasks: Vec<Vec<&mut [f32]>> = (0..tiles.div_ceil(each)).map(|_| Vec::with_capacity(m)).collect();
     for row in y.chunks_exact_mut(n) {
-        for (task, columns) in tasks.iter_mut().zip(row.chunks_mut(each * TILE)) {
+        for (task, columns) in tasks.iter_mut().zip(row.chunks_mut(each * tile)) {
             task.push(columns);
         }
     }
     match tasks.as_mut_slice() {
         [task] => f(0, task),
-        tasks => tasks.par_iter_mut().enumerate().try_for_each(|(task, y)| f(task * each, y)),
+        tasks => tasks.par_iter_mut().enumerate().try_for_each(|(task, y)| f(task * each * tile, y)),
     }
 }
 
@@ -157,8 +192,8 @@ mod tests {
             .collect())
     }
 
-    /// y [m, n], with AVX2 or without.
-    fn product(avx2: Option<Avx2>, x: &QuantRows, w: &QuantTensor) -> Result<Vec<f32>> {
+    /// y [m, n].
+    fn product(by: Instructions, x: &QuantRows, w: &QuantTensor) -> Result<Vec<f32>> {
         let activations = Activations {
             quants: bytemuck::cast_slice(slice::<u32>(&x.quants)?),
             scales: slice::<u32>(&x.scales)?,
@@ -166,7 +201,7 @@ mod tests {
         };
         let mut y = vec![f32::NAN; x.shape.rows_cols().0 * w.rows()];
         let finished = Mutex::new(vec![0; w.rows()]);
-        super::product(avx2, &mut y, activations, w, |first, y| {
+        super::product(by, &mut y, activations, w, |first, y| {
             let columns = first..first + y[0].len();
             finished.lock().unwrap()[columns].iter_mut().for_each(|times| *times += 1);
         })?;
@@ -178,12 +213,12 @@ mod tests {
         let x = ops::quantize_rows(x)?;
         let want = reference(&x, w)?;
         let largest = want.iter().fold(0f64, |max, x| max.max(x.abs()));
-        for avx2 in [None, Avx2::detect()] {
-            let got = product(avx2, &x, w)?;
+        for by in Instructions::all() {
+            let got = product(by, &x, w)?;
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                 let close = (f64::from(*got) - want).abs() <= 1e-5 * largest;
                 let (format, shape) = (name(w.format()), w.shape());
-                assert!(close, "{format} {shape} {avx2:?}: value {i} is {got}, not {want}");
+                assert!(close, "{format} {shape} {by:?}: value {i} is {got}, not {want}");
             }
         }
         Ok(())
@@ -227,17 +262,33 @@ mod tests {
     /// With more than one piece and more than one task, a row gives the same result as alone.
     #[test]
     fn a_row_is_the_same_alone() -> Result<()> {
-        let (m, n, k) = (ROWS + 2, 8 * TILE * TILES + 3, 1024);
+        let (m, n, k) = (ROWS + 2, 8 * COLUMNS + 3, 1024);
         let x = randn([m, k], 5)?;
         let threads = rayon::ThreadPoolBuilder::new().num_threads(16).build().unwrap();
         for format in FORMATS {
             let w = ops::quantize(&randn([n, k], 6)?, format)?;
-            for avx2 in [None, Avx2::detect()] {
-                let all = threads.install(|| product(avx2, &ops::quantize_rows(&x)?, &w))?;
+            for by in Instructions::all() {
+                let all = threads.install(|| product(by, &ops::quantize_rows(&x)?, &w))?;
                 for row in [0, ROWS - 1, ROWS + 1] {
-                    let alone = product(avx2, &ops::quantize_rows(&x.narrow(0, row, 1)?)?, &w)?;
-                    assert!(alone == all[row * n..][..n], "{} row {row} {avx2:?}", name(format));
+                    let alone = product(by, &ops::quantize_rows(&x.narrow(0, row, 1)?)?, &w)?;
+                    assert!(alone == all[row * n..][..n], "{} row {row} {by:?}", name(format));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// The same sums in the same order: a model's answer does not depend on which of both a processor has.
+    #[test]
+    fn avx512_gives_the_bits_of_avx2() -> Result<()> {
+        let (Some(avx2), Some(avx512)) = (Avx2::detect(), Avx512::detect()) else { return Ok(()) };
+        for format in FORMATS {
+            for m in [1, 35] {
+                let (x, w) = (randn([m, 2100], 9)?, ops::quantize(&randn([41, 2100], 10)?, format)?);
+                let x = ops::quantize_rows(&x)?;
+                let of_both = [Instructions::Avx2(avx2), Instructions::Avx512(avx512)];
+                let [first, second] = of_both.map(|by| product(by, &x, &w));
+                assert!(first? == second?, "{}", name(format));
             }
         }
         Ok(())
@@ -247,7 +298,7 @@ mod tests {
     fn no_rows_and_no_columns() -> Result<()> {
         for format in FORMATS {
             let w = ops::quantize(&randn([0, 32], 7)?, format)?;
-            assert!(product(Avx2::detect(), &ops::quantize_rows(&randn([1, 32], 8)?)?, &w)?.is_empty());
+            assert!(product(Instructions::best(), &ops::quantize_rows(&randn([1, 32], 8)?)?, &w)?.is_empty());
         }
         Ok(())
     }

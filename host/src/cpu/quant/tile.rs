@@ -2,8 +2,6 @@
 
 use kernels_gpu::quant::blocks::BLOCK;
 
-/// Columns of a tile: the f32 values of an AVX2 register.
-pub(super) const TILE: usize = 8;
 /// Rows of x in a piece: 96 KiB for 2048 columns, which leaves room for weights in an L2 cache of 256 KiB.
 pub(super) const ROWS: usize = 32;
 

@@ -106,8 +106,11 @@ mod on_host {
 mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, load};
+    use super::super::avx512::Avx512;
     use super::I8;
     use std::arch::x86_64::*;
+
+    impl Avx512 for I8 {}
 
     impl Avx2 for I8 {
         const FORMAT: Format = Format::I8;

@@ -178,6 +178,7 @@ pub(super) mod on_host {
 #[cfg(target_arch = "x86_64")]
 pub(super) mod on_avx2 {
     use super::super::avx2::{ROWS, add_32, load, load_half, nibbles, of_halves, products};
+    use super::super::avx512::{Quants, ROWS as LANES, WORDS, eight_words, high, low};
     use super::Levels16;
     use std::arch::x86_64::*;
 
@@ -231,13 +232,46 @@ pub(super) mod on_avx2 {
         add_32(sums)
     }
 
-    /// Implements [`Avx2`](super::super::avx2::Avx2) for a format with these levels; `$steps` are its blocks' steps.
+    /// [`Avx512::pair`](super::super::avx512::Avx512::pair).
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vnni")]
+    pub fn pair<T: Levels16, const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
+        let levels = T::LEVELS.map(|level| level as u8 ^ 128);
+        let table = _mm512_broadcast_i32x4(load_half(&levels, 0));
+        let words = eight_words(rows, pair);
+        let mut both = [words; 2];
+        for (j, quants) in both.iter_mut().enumerate() {
+            for i in 0..WORDS / 2 {
+                let word = words[j * WORDS / 2 + i];
+                let (low, high) = (low(word), high(word));
+                // of four rows each: a word of the block's first half, then the word 16 values later
+                let first = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));
+                let second = _mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high));
+                let of = |words| _mm512_shuffle_epi8(table, _mm512_castps_si512(words));
+                quants[i] = of(_mm512_shuffle_ps::<0b10_00_10_00>(first, second));
+                quants[WORDS / 2 + i] = of(_mm512_shuffle_ps::<0b11_01_11_01>(first, second));
+            }
+        }
+        both
+    }
+
+    /// Implements [`Avx2`](super::super::avx2::Avx2) and [`Avx512`](super::super::avx512::Avx512) for a format with these levels;
+    /// `$steps` are its blocks' steps.
     macro_rules! avx2 {
         ($format:ident, $levels:ty, $steps:path) => {
             use crate::quant::formats::Format;
             use crate::quant::formats::avx2::{Avx2, ROWS};
+            use crate::quant::formats::avx512::{Avx512, Quants, ROWS as LANES};
             use crate::quant::formats::levels16::on_avx2;
             use std::arch::x86_64::*;
+
+            impl Avx512 for $format {
+                #[inline]
+                #[target_feature(enable = "avx512bw,avx512vnni")]
+                unsafe fn pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
+                    on_avx2::pair::<$levels, G>(rows, pair)
+                }
+            }
 
             impl Avx2 for $format {
                 const FORMAT: Format = Format::$format;

@@ -1,7 +1,7 @@
 //! The storage formats of weights: a file each, and a line each in one of the two tables below.
 //!
 //! A format's file has how kernels read it ([`Weights`](super::weights::Weights)) and write it (`encode`), and for the host how a row
-//! is encoded, how blocks stand in files, AVX2, and the error. A type of files without kernels has only how its blocks are decoded and,
+//! is encoded, how blocks stand in files, AVX2 and AVX-512, and the error. A type of files without kernels has only how its blocks are decoded and,
 //! if it can be written, encoded. Everything else asks: kernels by the lists that [`for_each_format!`](crate::for_each_format) makes,
 //! the host by [`Descriptor`] and [`GgmlType`].
 
@@ -21,6 +21,8 @@ pub mod q8_0;
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
 #[cfg(not(target_arch = "nvptx64"))]
 mod host;
 #[cfg(not(target_arch = "nvptx64"))]

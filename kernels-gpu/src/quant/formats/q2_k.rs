@@ -283,9 +283,12 @@ mod on_host {
 mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, half, load_half, word};
+    use super::super::avx512::Avx512;
     use super::super::q3_k::on_avx2::lower_bits;
     use super::Q2K;
     use std::arch::x86_64::*;
+
+    impl Avx512 for Q2K {}
 
     impl Avx2 for Q2K {
         const FORMAT: Format = Format::Q2K;

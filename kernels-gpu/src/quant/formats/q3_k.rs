@@ -355,8 +355,11 @@ pub(super) mod on_host {
 pub(super) mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, half, load_half, word};
+    use super::super::avx512::Avx512;
     use super::{Q3K, four_scales};
     use std::arch::x86_64::*;
+
+    impl Avx512 for Q3K {}
 
     impl Avx2 for Q3K {
         const FORMAT: Format = Format::Q3K;

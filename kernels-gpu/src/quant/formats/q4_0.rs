@@ -126,8 +126,25 @@ mod on_host {
 mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, ROWS, add_16, halves, load, load_half, nibbles, of_halves, products};
+    use super::super::avx512::{Avx512, Quants, ROWS as LANES, WORDS, eight_words, high, low};
     use super::Q4_0;
     use std::arch::x86_64::*;
+
+    impl Avx512 for Q4_0 {
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
+            let words = eight_words(rows, pair);
+            let mut both = [words; 2];
+            for i in 0..WORDS / 2 {
+                for (j, quants) in both.iter_mut().enumerate() {
+                    let word = words[j * WORDS / 2 + i];
+                    (quants[i], quants[WORDS / 2 + i]) = (low(word), high(word));
+                }
+            }
+            both
+        }
+    }
 
     impl Avx2 for Q4_0 {
         const FORMAT: Format = Format::Q4_0;

@@ -392,8 +392,23 @@ pub(super) mod on_avx2 {
     use super::super::avx2::{
         Avx2, ROWS, add_16, half, load, nibbles, nibbles_of, of_halves, products, word,
     };
+    use super::super::avx512::{self, Avx512, Quants, ROWS as LANES, Steps, four_words, nibbles_of_pair};
     use super::Q4K;
     use std::arch::x86_64::*;
+
+    impl Avx512 for Q4K {
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
+            nibbles_of_pair(rows, pair)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn steps_of_rows(scales: &[&[u8]; LANES], group: usize, to: &mut Steps) {
+            steps_of_rows(scales, group, to);
+        }
+    }
 
     impl Avx2 for Q4K {
         const FORMAT: Format = Format::Q4K;
@@ -433,6 +448,27 @@ pub(super) mod on_avx2 {
     pub fn products_of_pair(quants: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
         let [low, high] = of_halves(products(false, quants[0], x[0]), products(false, quants[1], x[1]));
         _mm256_add_epi16(low, high)
+    }
+
+    /// Steps and minima of sixteen rows.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vnni")]
+    pub fn steps_of_rows(scales: &[&[u8]; LANES], group: usize, to: &mut Steps) {
+        let [d, low, high, rest] = four_words(*scales, 16 * group);
+        let bits = |words, bits| _mm512_and_si512(words, _mm512_set1_epi32(bits));
+        for (plane, own, rest, d) in
+            [(0, low, rest, d), (1, high, _mm512_srli_epi32::<4>(rest), _mm512_srli_epi32::<16>(d))]
+        {
+            // a byte for each block, as in `steps`
+            let upper = bits(_mm512_srli_epi32::<2>(own), 0x3030_3030);
+            let mut bytes = [bits(own, 0x3f3f_3f3f), _mm512_or_si512(bits(rest, 0x0f0f_0f0f), upper)];
+            let d = avx512::halves(d);
+            for j in 0..8 {
+                let factor = _mm512_cvtepi32_ps(bits(bytes[j / 4], 255));
+                to[plane][j] = _mm512_mul_ps(d, factor);
+                bytes[j / 4] = _mm512_srli_epi32::<8>(bytes[j / 4]);
+            }
+        }
     }
 
     /// Steps and minima.

@@ -240,7 +240,10 @@ pub(super) mod on_host {
 mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, ROWS, add_16_of_8, load, load_half, nibbles, nibbles_of, upper_bits};
-    use super::super::q4_k::on_avx2::{products_of_pair, steps};
+    use super::super::avx512::{
+        Avx512, Quants, ROWS as LANES, Steps, WORDS, four_words, nibbles_of_pair, with_upper,
+    };
+    use super::super::q4_k::on_avx2::{products_of_pair, steps, steps_of_rows};
     use super::Q5K;
     use std::arch::x86_64::*;
 
@@ -252,6 +255,28 @@ mod on_avx2 {
         let at = pair as i32 % 2 * 2;
         let order = _mm256_setr_epi32(at, at, at, at, at + 1, at + 1, at + 1, at + 1);
         _mm256_permutevar8x32_epi32(words, order)
+    }
+
+    impl Avx512 for Q5K {
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
+            let mut both = nibbles_of_pair(rows, pair);
+            let fifth = four_words(rows.map(|row| &row[..]), 128 + pair / 2 * 16);
+            for (second, quants) in (0..).zip(&mut both) {
+                for g in 0..WORDS {
+                    quants[g] =
+                        with_upper(quants[g], fifth[pair % 2 * 2 + g / 4], g as u32 % 4 + 4 * second, 1);
+                }
+            }
+            both
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn steps_of_rows(scales: &[&[u8]; LANES], group: usize, to: &mut Steps) {
+            steps_of_rows(scales, group, to);
+        }
     }
 
     impl Avx2 for Q5K {

@@ -372,8 +372,28 @@ mod on_host {
 mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, half, load_half, nibbles_of, upper_bits, word};
+    use super::super::avx512::{
+        Avx512, Quants, ROWS as LANES, WORDS, four_words, nibbles_of_pair, with_upper,
+    };
     use super::Q6K;
     use std::arch::x86_64::*;
+
+    impl Avx512 for Q6K {
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
+            let mut both = nibbles_of_pair(rows, pair);
+            let upper = four_words(rows.map(|row| &row[..]), 128 + pair * 16);
+            for (second, quants) in (0..).zip(&mut both) {
+                for g in 0..WORDS {
+                    let word = upper[g / 4 * 2 + g % 2];
+                    let all = with_upper(quants[g], word, g as u32 / 2 % 2 * 2 + 4 * second, 3);
+                    quants[g] = _mm512_xor_si512(all, _mm512_set1_epi8(32)); // as in `block`
+                }
+            }
+            both
+        }
+    }
 
     impl Avx2 for Q6K {
         const FORMAT: Format = Format::Q6K;

@@ -98,8 +98,11 @@ mod on_host {
 mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{Avx2, halves, load};
+    use super::super::avx512::Avx512;
     use super::Q8_0;
     use std::arch::x86_64::*;
+
+    impl Avx512 for Q8_0 {}
 
     impl Avx2 for Q8_0 {
         const FORMAT: Format = Format::Q8_0;

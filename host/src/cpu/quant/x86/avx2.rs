@@ -1,15 +1,5 @@
 //! The tiles of a quantised product by AVX2.
 //!
-//! Idea: a register's eight lanes are eight columns of y. A block of 32 values of eight rows of w is unpacked to bytes and
-//! transposed by words of four values, once for up to [`ROWS`] rows of x. Each word of x is then broadcast, multiplied and
-//! added. So a block needs no horizontal additions, and its factors apply to eight columns at once.
-//!
-//! The rows of a tile are eight short streams, which the hardware prefetcher does not follow. While a tile is computed, the
-//! next tile, which follows it in memory, is prefetched.
-//!
-//! A closure passed to a function of the standard library is not inlined, because that function is compiled without these
-//! target features. So there are loops here where other files have iterators.
-//!
 //! A single row of x uses the blocks untransposed; see [`tile_of_one`]. Its sums are the same integers.
 //!
 //! flow: w [8 rows, 32] → bytes → transposed [8 words][8 columns] · x word → i32 [8 columns] → f32 · factors → acc [8 columns]
@@ -21,18 +11,16 @@
 //!
 //! How blocks are unpacked is in the formats' files ([`Avx2`]).
 
-use super::tile::{Activations, ROWS, TILE};
-use crate::quant::{Format, QuantTensor, bits, bytes};
+use super::{Factors, Panel, WORDS, WeightBytes, group_bytes, panels, store};
+use crate::cpu::quant::tile::{Activations, ROWS};
+use crate::quant::Format;
 use crate::simd;
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
 use kernels_gpu::quant::formats;
-use kernels_gpu::quant::formats::avx2::{self, Avx2, load};
-use rayon::prelude::*;
+use kernels_gpu::quant::formats::avx2::{Avx2, ROWS as TILE, load};
 use std::arch::x86_64::*;
 
-const _: () = assert!(TILE == avx2::ROWS);
-/// Words of four quants of a block.
-const WORDS: usize = BLOCK / 4;
+type Tile<'a, const G: usize> = super::Tile<'a, TILE, G>;
 
 macro_rules! kinds {
     ($($format:ident $file:ident $name:literal $($ggml:ident)?;)*) => {
@@ -57,63 +45,8 @@ macro_rules! kinds {
 
 kernels_gpu::for_each_format!(kinds);
 
-/// Bytes of the quants of eight blocks of a row.
-const fn group_bytes(format: Format) -> usize {
-    BLOCKS_PER_SUPER * BLOCK / 8 * bits(format)
-}
-
-/// The memory of a weight tensor.
-pub(super) struct WeightBytes<'a> {
-    format: Format,
-    rows: usize,
-    blocks: usize,
-    quants: &'a [u8],
-    scales: &'a [u8],
-}
-
-impl<'a> WeightBytes<'a> {
-    pub fn new(w: &'a QuantTensor) -> Self {
-        let (quants, scales) = (bytes(&w.quants), bytes(&w.scales));
-        Self { format: w.format(), rows: w.rows(), blocks: w.k / BLOCK, quants, scales }
-    }
-
-    /// The first quants of the tile after this one; null if there is none.
-    fn after(&self, tile: usize) -> *const u8 {
-        let row = self.blocks * BLOCK / 8 * bits(self.format);
-        self.quants.as_ptr().wrapping_add((tile + 1) * TILE * row)
-    }
-
-    /// Quants and scales of the rows of a tile. Past the last row, the last row is repeated.
-    fn tile(&self, tile: usize) -> [(&'a [u8], &'a [u8]); TILE] {
-        let quants = self.blocks * BLOCK / 8 * bits(self.format);
-        let scales = self.format.descriptor().scales.row_bytes(self.blocks * BLOCK);
-        std::array::from_fn(|i| {
-            let row = (tile * TILE + i).min(self.rows - 1);
-            (&self.quants[row * quants..][..quants], &self.scales[row * scales..][..scales])
-        })
-    }
-}
-
-/// Up to [`ROWS`] rows of x, grouped by block.
-pub(super) struct Panel {
-    rows: usize,
-    /// [blocks, rows, words]: 8 words of four bytes, or 16 words of two 16-bit numbers (the even ones of four, then the odd
-    /// ones).
-    words: Vec<u32>,
-    /// [blocks, rows]
-    factors: Vec<Factors>,
-}
-
-/// The factors of one block of a row of x.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Factors {
-    scale: f32,
-    /// The sum of the quants of each half.
-    sums: [i32; 2],
-}
-
 /// The rows of x in the form that a tile multiplies.
-pub(super) enum PreparedRows<'a> {
+pub(in crate::cpu::quant) enum PreparedRows<'a> {
     /// A single row: its quants in order, and the blocks' factors.
     One(&'a [i8], Vec<Factors>),
     Panels(Vec<Panel>),
@@ -123,7 +56,7 @@ impl<'a> PreparedRows<'a> {
     /// Prepares rows for weights of this format.
     pub fn new(x: Activations<'a>, format: Format) -> Self {
         if x.rows() > 1 {
-            return Self::Panels(panels(x, format));
+            return Self::Panels(panels(x, is_signed(format)));
         }
         let (quants, scales) = x.row(0);
         let blocks = quants.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
@@ -131,49 +64,14 @@ impl<'a> PreparedRows<'a> {
     }
 }
 
-impl Factors {
-    /// From a block's quants, its scale's bits and the sum of its quants.
-    fn new(quants: &[i8], scales: &[u32]) -> Self {
-        let first_half = quants[..BLOCK / 2].iter().map(|&x| i32::from(x)).sum();
-        Self { scale: f32::from_bits(scales[0]), sums: [first_half, scales[1] as i32 - first_half] }
-    }
-}
-
-fn panels(x: Activations, format: Format) -> Vec<Panel> {
-    let signed = is_signed(format);
-    let panel = |first: usize| {
-        let rows = ROWS.min(x.rows() - first);
-        let (blocks, per_block) = (x.k / BLOCK, if signed { 2 * WORDS } else { WORDS });
-        let mut words = vec![0; blocks * rows * per_block];
-        let mut factors = vec![Factors::default(); blocks * rows];
-        for row in 0..rows {
-            let (quants, scales) = x.row(first + row);
-            for (b, (quants, scales)) in quants.chunks_exact(BLOCK).zip(scales.chunks_exact(2)).enumerate() {
-                let words = &mut words[(b * rows + row) * per_block..][..per_block];
-                let fours = quants.chunks_exact(4);
-                if signed {
-                    for (words, four) in words.chunks_exact_mut(2).zip(fours) {
-                        let pair = |low: i8, high: i8| low as i16 as u16 as u32 | (high as i16 as u32) << 16;
-                        (words[0], words[1]) = (pair(four[0], four[2]), pair(four[1], four[3]));
-                    }
-                } else {
-                    for (word, four) in words.iter_mut().zip(fours) {
-                        *word = u32::from_le_bytes([four[0], four[1], four[2], four[3]].map(|x| x as u8));
-                    }
-                }
-                factors[b * rows + row] = Factors::new(quants, scales);
-            }
-        }
-        Panel { rows, words, factors }
-    };
-    match x.rows() {
-        ..=ROWS => vec![panel(0)],
-        rows => (0..rows.div_ceil(ROWS)).into_par_iter().map(|i| panel(i * ROWS)).collect(),
-    }
-}
-
-/// Computes the tiles from number `first` on, for all rows.
-pub(super) fn tiles(_: simd::Avx2, y: &mut [&mut [f32]], x: &PreparedRows, w: &WeightBytes, first: usize) {
+/// Computes the columns from number `first` on, for all rows.
+pub(in crate::cpu::quant) fn tiles(
+    _: simd::Avx2,
+    y: &mut [&mut [f32]],
+    x: &PreparedRows,
+    w: &WeightBytes,
+    first: usize,
+) {
     // SAFETY: the processor has these features: the first argument proves it.
     unsafe { tiles_of_any(y, x, w, first) }
 }
@@ -182,6 +80,7 @@ pub(super) fn tiles(_: simd::Avx2, y: &mut [&mut [f32]], x: &PreparedRows, w: &W
 fn tiles_of<F: Avx2, const G: usize>(y: &mut [&mut [f32]], x: &PreparedRows, w: &WeightBytes, first: usize) {
     let (mut acc, mut rest) = ([[0.0; TILE]; ROWS], [[0; G]; TILE]);
     let columns = y.first().map_or(0, |y| y.len());
+    w.prefetch::<TILE>(first);
     match x {
         PreparedRows::One(quants, factors) => {
             for start in (0..columns).step_by(TILE) {
@@ -189,7 +88,7 @@ fn tiles_of<F: Avx2, const G: usize>(y: &mut [&mut [f32]], x: &PreparedRows, w: 
                     &mut acc[0],
                     quants,
                     factors,
-                    &Tile::new(w, first + start / TILE, &mut rest),
+                    &Tile::new(w, first + start, first + columns, &mut rest),
                 );
                 store(&mut y[0][start..], &acc[0]);
             }
@@ -198,7 +97,7 @@ fn tiles_of<F: Avx2, const G: usize>(y: &mut [&mut [f32]], x: &PreparedRows, w: 
             for (panel, y) in panels.iter().zip(y.chunks_mut(ROWS)) {
                 for start in (0..columns).step_by(TILE) {
                     let acc = &mut acc[..panel.rows];
-                    tile::<F, G>(acc, panel, &Tile::new(w, first + start / TILE, &mut rest));
+                    tile::<F, G>(acc, panel, &Tile::new(w, first + start, first + columns, &mut rest));
                     for (y, acc) in y.iter_mut().zip(acc) {
                         store(&mut y[start..], acc);
                     }
@@ -208,85 +107,39 @@ fn tiles_of<F: Avx2, const G: usize>(y: &mut [&mut [f32]], x: &PreparedRows, w: 
     }
 }
 
-/// Stores the columns that exist.
-fn store(y: &mut [f32], acc: &[f32; TILE]) {
-    let len = y.len().min(TILE);
-    y[..len].copy_from_slice(&acc[..len]);
-}
-
-/// Eight rows of w.
-struct Tile<'a, const G: usize> {
-    quants: [&'a [[u8; G]]; TILE],
-    scales: [&'a [u8]; TILE],
-    /// The quants of a last group of fewer than eight blocks, padded with zeros; the steps there are zero too.
-    rest: &'a [[u8; G]; TILE],
-    groups: usize,
-    /// The first quants of the next tile; null if there is none.
-    next: *const u8,
-}
-
-impl<'a, const G: usize> Tile<'a, G> {
-    /// `rest` is zero, or comes from another tile of the same weights.
-    #[inline]
-    fn new(w: &WeightBytes<'a>, tile: usize, rest: &'a mut [[u8; G]; TILE]) -> Self {
-        let (rows, groups) = (w.tile(tile), w.blocks.div_ceil(BLOCKS_PER_SUPER));
-        let (mut quants, mut scales) = ([&[][..]; TILE], [&[][..]; TILE]);
-        for (i, (row, of_row)) in rows.into_iter().enumerate() {
-            let (whole, last) = row.as_chunks();
-            (quants[i], scales[i]) = (whole, of_row);
-            rest[i][..last.len()].copy_from_slice(last);
+/// The steps of eight blocks of each row, grouped by block, and their minima or second steps; then the minima of halves.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn steps_of_rows<F: Avx2>(scales: &[&[u8]; TILE], group: usize, to: &mut Steps) {
+    let mut by_rows = [[_mm256_setzero_si256(); TILE]; 4];
+    for (i, scales) in scales.iter().enumerate() {
+        // SAFETY: this function has the features.
+        let of_row = unsafe { F::steps(scales, group) };
+        by_rows[0][i] = _mm256_castps_si256(of_row[0]);
+        by_rows[1][i] = _mm256_castps_si256(of_row[1]);
+        if has_minima::<F>() && has_halves::<F>() {
+            // SAFETY: as above.
+            let of_row = unsafe { F::minima(scales, group) };
+            by_rows[2][i] = _mm256_castps_si256(of_row[0]);
+            by_rows[3][i] = _mm256_castps_si256(of_row[1]);
         }
-        Self { quants, scales, rest, groups, next: w.after(tile) }
     }
-
-    /// The quants of eight blocks of each row. Prefetches as much of the next tile.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn group(&self, group: usize) -> [&'a [u8; G]; TILE] {
-        for line in (0..G * TILE).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T1>(self.next.wrapping_add(group * G * TILE + line).cast());
+    let planes = const {
+        match (has_minima::<F>(), has_halves::<F>()) {
+            (true, true) => 4,
+            (false, false) => 1,
+            _ => 2,
         }
-        let mut rows = [&self.rest[0]; TILE];
-        for (row, (quants, rest)) in rows.iter_mut().zip(self.quants.iter().zip(self.rest)) {
-            *row = if group < quants.len() { &quants[group] } else { rest };
-        }
-        rows
-    }
-
-    /// The steps of eight blocks of each row, grouped by block, and their minima or second steps; then the minima of halves.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn steps<F: Avx2>(&self, group: usize, to: &mut Steps) {
-        let mut by_rows = [[_mm256_setzero_si256(); TILE]; 4];
-        for (i, scales) in self.scales.iter().enumerate() {
-            // SAFETY: this function has the features.
-            let of_row = unsafe { F::steps(scales, group) };
-            by_rows[0][i] = _mm256_castps_si256(of_row[0]);
-            by_rows[1][i] = _mm256_castps_si256(of_row[1]);
-            if has_minima::<F>() && has_halves::<F>() {
-                // SAFETY: as above.
-                let of_row = unsafe { F::minima(scales, group) };
-                by_rows[2][i] = _mm256_castps_si256(of_row[0]);
-                by_rows[3][i] = _mm256_castps_si256(of_row[1]);
-            }
-        }
-        let planes = const {
-            match (has_minima::<F>(), has_halves::<F>()) {
-                (true, true) => 4,
-                (false, false) => 1,
-                _ => 2,
-            }
-        };
-        for (to, by_rows) in to.iter_mut().zip(by_rows).take(planes) {
-            let by_blocks = transposed(by_rows);
-            for j in 0..BLOCKS_PER_SUPER {
-                to[j] = _mm256_castsi256_ps(by_blocks[j]);
-            }
+    };
+    for (to, by_rows) in to.iter_mut().zip(by_rows).take(planes) {
+        let by_blocks = transposed(by_rows);
+        for j in 0..BLOCKS_PER_SUPER {
+            to[j] = _mm256_castsi256_ps(by_blocks[j]);
         }
     }
 }
 
-/// The steps that [`Tile::steps`] fills.
+/// The steps that [`steps_of_rows`] fills.
 type Steps = [[__m256; BLOCKS_PER_SUPER]; 4];
 
 /// The steps and minima of one block.
@@ -303,7 +156,7 @@ fn tile<F: Avx2, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &Til
     acc.fill([0.0; TILE]);
     let mut steps: Steps = [[_mm256_setzero_ps(); BLOCKS_PER_SUPER]; 4];
     for group in 0..w.groups {
-        w.steps::<F>(group, &mut steps);
+        steps_of_rows::<F>(&w.scales, group, &mut steps);
         let w = w.group(group);
         for j in 0..BLOCKS_PER_SUPER {
             let (b, steps) = (group * BLOCKS_PER_SUPER + j, of_block(&steps, j));
@@ -343,7 +196,7 @@ fn tile_of_one<F: Avx2, const G: usize>(to: &mut [f32; TILE], x: &[i8], factors:
     let groups = x.as_chunks::<{ BLOCKS_PER_SUPER * BLOCK }>().0.iter();
     let groups = groups.zip(factors.as_chunks::<BLOCKS_PER_SUPER>().0).take(w.groups).enumerate();
     for (group, (x, factors)) in groups {
-        w.steps::<F>(group, &mut steps);
+        steps_of_rows::<F>(&w.scales, group, &mut steps);
         let w = w.group(group);
         let x: &[u8; BLOCKS_PER_SUPER * BLOCK] = bytemuck::cast_ref(x);
         for pair in 0..BLOCKS_PER_SUPER / 2 {
