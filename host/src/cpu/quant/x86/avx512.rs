@@ -77,14 +77,14 @@ fn tile<F: Avx512, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &T
         for pair in 0..BLOCKS_PER_SUPER / 2 {
             // SAFETY: as above.
             let quants = unsafe { F::pair(&w, pair) };
-            for i in 0..2 {
+            for (i, quants) in quants.iter().enumerate() {
                 let j = 2 * pair + i;
                 let steps = [steps[0][j], steps[1][j], steps[2][j], steps[3][j]];
                 let at = (group * BLOCKS_PER_SUPER + j) * panel.rows;
                 let words = &panel.words[at * WORDS..][..panel.rows * WORDS];
                 let rows = acc.iter_mut().zip(&panel.factors[at..][..panel.rows]);
                 for ((acc, factors), words) in rows.zip(words.as_chunks::<WORDS>().0) {
-                    let product = product::<F>(&quants[i], words, factors.sums, steps);
+                    let product = product::<F>(quants, words, factors.sums, steps);
                     let sum = _mm512_fmadd_ps(_mm512_set1_ps(factors.scale), product, load_f32(acc));
                     store_f32(acc, sum);
                 }
