@@ -22,6 +22,8 @@ use rayon::prelude::*;
 const TASKS: usize = 4;
 /// The most columns of a task: more would push x out of the cache, fewer read it more often.
 const COLUMNS: usize = 64;
+/// Columns of a tile without vector instructions.
+const PORTABLE_TILE: usize = 8;
 /// Multiply-adds below which parallel tasks cost more than they save.
 const PARALLEL: usize = 1 << 18;
 
@@ -85,7 +87,7 @@ fn product(
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx512(avx512) => {
             let (rows, parts) = (avx512::prepared(x), WeightBytes::new(w));
-            in_tasks(16, y, x, w, |first, y| {
+            in_tasks(avx512::TILE, y, x, w, |first, y| {
                 avx512::tiles(avx512, y, &rows, &parts, first);
                 finish(first, y);
                 Ok(())
@@ -94,13 +96,13 @@ fn product(
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx2(avx2) => {
             let (rows, parts) = (avx2::PreparedRows::new(x, w.format()), WeightBytes::new(w));
-            in_tasks(8, y, x, w, |first, y| {
+            in_tasks(avx2::TILE, y, x, w, |first, y| {
                 avx2::tiles(avx2, y, &rows, &parts, first);
                 finish(first, y);
                 Ok(())
             })
         }
-        _ => in_tasks(8, y, x, w, |first, y| {
+        _ => in_tasks(PORTABLE_TILE, y, x, w, |first, y| {
             portable(y, x, w, first)?;
             finish(first, y);
             Ok(())

@@ -17,8 +17,10 @@ use crate::quant::Format;
 use crate::simd;
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
 use kernels_gpu::quant::formats;
-use kernels_gpu::quant::formats::avx2::{Avx2, ROWS as TILE, load};
+use kernels_gpu::quant::formats::avx2::{Avx2, load};
 use std::arch::x86_64::*;
+
+pub(in crate::cpu::quant) use kernels_gpu::quant::formats::avx2::ROWS as TILE;
 
 type Tile<'a, const G: usize> = super::Tile<'a, TILE, G>;
 

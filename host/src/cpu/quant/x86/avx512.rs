@@ -3,7 +3,7 @@
 //! flow: w [16 rows, 64] → words transposed → bytes [2 blocks][8 words][16 columns] · x word → i32 [16 columns] → f32 · factors → acc
 //!
 //! `vpdpbusd` multiplies bytes without a sign by signed ones. So quants that have a sign have 128 added, and a block's sum begins with
-//! −128 · Σ x. A single row of x takes the same way as many. How blocks are unpacked is in the formats' files ([`Avx512`]).
+//! −128 · Σ x. A single row of x is AVX2's. How blocks are unpacked is in the formats' files ([`Avx512`]).
 
 use super::{Panel, WORDS, WeightBytes, group_bytes, panels, store};
 use crate::cpu::quant::tile::{Activations, ROWS};
@@ -11,8 +11,10 @@ use crate::quant::Format;
 use crate::simd;
 use kernels_gpu::quant::blocks::BLOCKS_PER_SUPER;
 use kernels_gpu::quant::formats;
-use kernels_gpu::quant::formats::avx512::{Avx512, Quants, ROWS as TILE, Steps};
+use kernels_gpu::quant::formats::avx512::{Avx512, Quants, Steps};
 use std::arch::x86_64::*;
+
+pub(in crate::cpu::quant) use kernels_gpu::quant::formats::avx512::ROWS as TILE;
 
 type Tile<'a, const G: usize> = super::Tile<'a, TILE, G>;
 
