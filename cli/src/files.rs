@@ -4,7 +4,7 @@
 use super::failure::Failure;
 use super::parts;
 use qwen3_vl::files::{Identity, identity, read_at_most, sync_folder};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,8 +13,9 @@ use std::thread;
 use std::time::Duration;
 use tempfile::{NamedTempFile, PersistError};
 
-/// The files that this process reads: no output may replace one.
-static INPUTS: Mutex<Option<HashSet<Identity>>> = Mutex::new(None);
+/// The files that this process reads, and by which names: no output may replace one. A new file may have the number of one that was
+/// deleted.
+static INPUTS: Mutex<Option<HashMap<Identity, PathBuf>>> = Mutex::new(None);
 
 /// Notes a file, or those of a folder, as read by this command. Beside a GGUF file its shards and its vision file are too.
 pub(super) fn note_input(path: &Path) {
@@ -29,7 +30,8 @@ pub(super) fn note_input(path: &Path) {
         files.extend(inside(folder_of(path)).into_iter().filter(|file| is_gguf(file)));
     }
     let mut inputs = INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
-    inputs.get_or_insert_default().extend(files.iter().filter_map(|file| identity(file)));
+    let noted = files.into_iter().filter_map(|file| Some((identity(&file)?, file)));
+    inputs.get_or_insert_default().extend(noted);
 }
 
 /// Reads a regular file of at most `limit` bytes, which no output of this command may then replace.
@@ -53,8 +55,9 @@ pub(super) fn read_input_text(file: &Path, limit: u64) -> io::Result<String> {
 /// Refuses an output that is one of the inputs, whatever its name.
 fn refuse_input(to: &Path) -> Result<(), Failure> {
     let inputs = INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_input = inputs.as_ref().zip(identity(to)).is_some_and(|(inputs, to)| inputs.contains(&to));
-    if is_input { Err(twice(to)) } else { Ok(()) }
+    let found = identity(to);
+    let input = inputs.as_ref().zip(found.as_ref()).and_then(|(inputs, found)| inputs.get(found));
+    if input.is_some_and(|input| identity(input) == found) { Err(twice(to)) } else { Ok(()) }
 }
 
 fn twice(to: &Path) -> Failure {
@@ -291,6 +294,22 @@ mod tests {
 
     fn sentence(result: Result<(), Failure>) -> String {
         result.expect_err("it is refused").sentence().expect("with a reason").to_owned()
+    }
+
+    /// A file with the number of a deleted input, as systems give numbers again, is not that input.
+    #[test]
+    fn an_input_is_not_replaced_and_its_number_is_not_its_name() -> Result<(), Failure> {
+        let folder = tempfile::tempdir()?;
+        let [input, later] = ["input", "later"].map(|name| folder.path().join(name));
+        fs::write(&input, "read")?;
+        note_input(&input);
+        assert!(sentence(write(&input, b"one", true)).contains("twice"));
+        fs::hard_link(&input, &later)?;
+        assert!(sentence(write(&later, b"one", true)).contains("twice"));
+        fs::remove_file(&input)?;
+        write(&later, b"one", true)?;
+        assert_eq!(fs::read(&later)?, b"one");
+        Ok(())
     }
 
     #[test]
