@@ -21,6 +21,12 @@ pub trait Avx2 {
     const ADDED: i32 = 0;
     /// How many products of two pairs, each up to 2 · 127 · the largest quant, can be summed in 16 bits.
     const IN_16_BITS: usize = WORDS;
+    /// How many factors a block has, of those that [`steps`](Self::steps) and [`minima`](Self::minima) give.
+    const FACTORS: usize = match (Self::FORMAT.descriptor().minimum, Self::FORMAT.descriptor().halves) {
+        (true, true) => 4,
+        (false, false) => 1,
+        _ => 2,
+    };
 
     /// Block `j` of eight, whose quants are `row`: 32 bytes in the order of the values.
     ///

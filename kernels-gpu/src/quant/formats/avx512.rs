@@ -58,7 +58,6 @@ pub trait Avx512: Avx2 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vnni")]
     unsafe fn steps_of_rows(scales: &[&[u8]; ROWS], group: usize, to: &mut Steps) {
-        let about = const { Self::FORMAT.descriptor() };
         let mut by_rows = [[_mm512_setzero_si512(); ROWS / 2]; 4];
         for row in 0..ROWS / 2 {
             let two = [scales[row], scales[row + ROWS / 2]];
@@ -67,7 +66,7 @@ pub trait Avx512: Avx2 {
             for i in 0..2 {
                 by_rows[i][row] = joined([_mm256_castps_si256(of[0][i]), _mm256_castps_si256(of[1][i])]);
             }
-            if about.minimum && about.halves {
+            if Self::FACTORS == 4 {
                 // SAFETY: as above.
                 let of = unsafe { [Self::minima(two[0], group), Self::minima(two[1], group)] };
                 for i in 0..2 {
@@ -76,12 +75,7 @@ pub trait Avx512: Avx2 {
                 }
             }
         }
-        let planes = match (about.minimum, about.halves) {
-            (true, true) => 4,
-            (false, false) => 1,
-            _ => 2,
-        };
-        for plane in 0..planes {
+        for plane in 0..Self::FACTORS {
             let by_blocks = transposed(by_rows[plane]);
             for j in 0..BLOCKS_PER_SUPER {
                 to[plane][j] = _mm512_castsi512_ps(by_blocks[j]);

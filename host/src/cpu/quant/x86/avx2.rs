@@ -119,21 +119,14 @@ fn steps_of_rows<F: Avx2>(scales: &[&[u8]; TILE], group: usize, to: &mut Steps) 
         let of_row = unsafe { F::steps(scales, group) };
         by_rows[0][i] = _mm256_castps_si256(of_row[0]);
         by_rows[1][i] = _mm256_castps_si256(of_row[1]);
-        if has_minima::<F>() && has_halves::<F>() {
+        if F::FACTORS == 4 {
             // SAFETY: as above.
             let of_row = unsafe { F::minima(scales, group) };
             by_rows[2][i] = _mm256_castps_si256(of_row[0]);
             by_rows[3][i] = _mm256_castps_si256(of_row[1]);
         }
     }
-    let planes = const {
-        match (has_minima::<F>(), has_halves::<F>()) {
-            (true, true) => 4,
-            (false, false) => 1,
-            _ => 2,
-        }
-    };
-    for (to, by_rows) in to.iter_mut().zip(by_rows).take(planes) {
+    for (to, by_rows) in to.iter_mut().zip(by_rows).take(F::FACTORS) {
         let by_blocks = transposed(by_rows);
         for j in 0..BLOCKS_PER_SUPER {
             to[j] = _mm256_castsi256_ps(by_blocks[j]);

@@ -37,6 +37,8 @@ pub(super) struct WeightBytes<'a> {
     format: Format,
     rows: usize,
     blocks: usize,
+    /// The bytes of a row's quants, and of its scales.
+    row_bytes: [usize; 2],
     quants: &'a [u8],
     scales: &'a [u8],
 }
@@ -44,31 +46,27 @@ pub(super) struct WeightBytes<'a> {
 impl<'a> WeightBytes<'a> {
     pub fn new(w: &'a QuantTensor) -> Self {
         let (quants, scales) = (bytes(&w.quants), bytes(&w.scales));
-        Self { format: w.format(), rows: w.rows(), blocks: w.k / BLOCK, quants, scales }
-    }
-
-    /// The bytes of a row's quants, and of its scales.
-    fn row_bytes(&self) -> [usize; 2] {
-        let k = self.blocks * BLOCK;
-        [k / 8 * bits(self.format), self.format.descriptor().scales.row_bytes(k)]
+        let format = w.format();
+        let row_bytes = [w.k / 8 * bits(format), format.descriptor().scales.row_bytes(w.k)];
+        Self { format, rows: w.rows(), blocks: w.k / BLOCK, row_bytes, quants, scales }
     }
 
     /// Where the quants and the scales of this row are, or would be.
     fn addresses(&self, row: usize) -> [*const u8; 2] {
-        let [quants, scales] = self.row_bytes();
+        let [quants, scales] = self.row_bytes;
         [self.quants.as_ptr().wrapping_add(row * quants), self.scales.as_ptr().wrapping_add(row * scales)]
     }
 
     /// Asks for the rows of a task's first tile.
     fn prefetch<const N: usize>(&self, first: usize) {
-        for (at, bytes) in self.addresses(first).into_iter().zip(self.row_bytes()) {
+        for (at, bytes) in self.addresses(first).into_iter().zip(self.row_bytes) {
             prefetch(at, 0, bytes * N);
         }
     }
 
     /// Quants and scales of the rows from `first` on. Past the last row, the last row is repeated.
     fn rows<const N: usize>(&self, first: usize) -> [(&'a [u8], &'a [u8]); N] {
-        let [quants, scales] = self.row_bytes();
+        let [quants, scales] = self.row_bytes;
         std::array::from_fn(|i| {
             let row = (first + i).min(self.rows - 1);
             (&self.quants[row * quants..][..quants], &self.scales[row * scales..][..scales])
@@ -107,7 +105,7 @@ impl<'a, const N: usize, const G: usize> Tile<'a, N, G> {
             (quants[i], scales[i]) = (whole, of_row);
             rest[i][..last.len()].copy_from_slice(last);
         }
-        let scales_of_group = (w.row_bytes()[1] * N).div_ceil(groups.max(1));
+        let scales_of_group = (w.row_bytes[1] * N).div_ceil(groups.max(1));
         let next = (first + N < end).then(|| (w.addresses(first + N), scales_of_group));
         Self { quants, scales, rest, groups, next }
     }
