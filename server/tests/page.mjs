@@ -11,6 +11,7 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { setTimeout } from "node:timers/promises";
 
 const require = createRequire(join(process.cwd(), "/"));
 const { chromium } = require("playwright-core");
@@ -30,6 +31,25 @@ async function end(server) {
   const exit = once(server, "exit");
   server.kill("SIGKILL");
   await exit;
+}
+
+/** While `run` runs, the server works 5 of each 100 ms: an answer of 1,500 tokens takes seconds on the fastest machine. */
+async function slowly(server, run) {
+  let isSlow = true;
+  const turns = (async () => {
+    while (isSlow) {
+      server.kill("SIGSTOP");
+      await setTimeout(95);
+      server.kill("SIGCONT");
+      await setTimeout(5);
+    }
+  })();
+  try {
+    await run();
+  } finally {
+    isSlow = false;
+    await turns;
+  }
 }
 
 async function metric(name) {
@@ -81,6 +101,13 @@ async function ask(page, words) {
   await page.locator("#text").fill(words);
   await page.keyboard.press("Enter");
   await done(page, count + 1);
+}
+
+/** Asks for an answer, and waits for its first characters. */
+async function goOn(page) {
+  await page.locator("#text").fill("Go on");
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelector("article.waiting .text")?.innerText.length > 3);
 }
 
 async function action(page, title, name) {
@@ -191,15 +218,15 @@ step("a picture that the server can't read is drawn anew", async (page) => {
   }
 });
 
-step("an answer is stopped by the button and by Escape", async (page) => {
+step("an answer is stopped by the button and by Escape", async (page, state) => {
   await setting(page, "max_tokens", "1500");
   for (const way of ["button", "Escape"]) {
-    await page.locator("#text").fill("Go on");
-    await page.keyboard.press("Enter");
-    await page.waitForFunction(() => document.querySelector("article.waiting .text")?.innerText.length > 3);
-    if (way === "button") await page.getByRole("button", { name: "Stop" }).click();
-    else await page.keyboard.press("Escape");
-    await page.waitForFunction(() => !document.querySelector("article.waiting"));
+    await slowly(state.server, async () => {
+      await goOn(page);
+      if (way === "button") await page.getByRole("button", { name: "Stop" }).click();
+      else await page.keyboard.press("Escape");
+      await page.waitForFunction(() => !document.querySelector("article.waiting"));
+    });
     assert.match(await answers(page).last().locator(".note").innerText(), /stopped/);
     for (let wait = 0; (await metric("pascaline_requests_running")) > 0; wait += 1) {
       assert.ok(wait < 100, "the server goes on");
@@ -251,10 +278,10 @@ step("an answer is given anew, and a question is edited", async (page) => {
 
 step("a connection that breaks is told, and tried again", async (page, state) => {
   await setting(page, "max_tokens", "1500");
-  await page.locator("#text").fill("Go on");
-  await page.keyboard.press("Enter");
-  await page.waitForFunction(() => document.querySelector("article.waiting .text")?.innerText.length > 3);
-  await end(state.server);
+  await slowly(state.server, async () => {
+    await goOn(page);
+    await end(state.server);
+  });
   await page.locator(".error:not([hidden])").waitFor();
   assert.match(await page.locator(".error:not([hidden])").innerText(), /connection broke/);
   const before = await answers(page).last().locator(".text").innerText();
@@ -319,23 +346,21 @@ step("a reload opens the conversation again, with its pictures", async (page) =>
   await done(page, 2);
 });
 
-step("an answer goes on while another conversation is open, and a reload keeps what has come", async (page) => {
+step("an answer goes on while another conversation is open, and a reload keeps what has come", async (page, state) => {
   await setting(page, "max_tokens", "1500");
-  await page.locator("#text").fill("Go on");
-  await page.keyboard.press("Enter");
-  await page.waitForFunction(() => document.querySelector("article.waiting .text")?.innerText.length > 3);
-  await page.locator("#chats a").filter({ hasText: "Something else" }).click();
-  await page.waitForFunction(() => document.querySelector("article.user .text").innerText === "Something else");
-  assert.equal(await page.locator("#send").isVisible(), true);
-  await page.locator("#chats a").filter({ hasText: "Two Pelicans" }).click();
-  await page.locator("article.waiting").waitFor();
-  await page.getByRole("button", { name: "Stop" }).click();
-  await done(page, 3);
-  await page.locator("#text").fill("Go on");
-  await page.keyboard.press("Enter");
-  await page.waitForFunction(() => document.querySelector("article.waiting .text")?.innerText.length > 3);
-  await page.reload();
-  await done(page, 4);
+  await slowly(state.server, async () => {
+    await goOn(page);
+    await page.locator("#chats a").filter({ hasText: "Something else" }).click();
+    await page.waitForFunction(() => document.querySelector("article.user .text").innerText === "Something else");
+    assert.equal(await page.locator("#send").isVisible(), true);
+    await page.locator("#chats a").filter({ hasText: "Two Pelicans" }).click();
+    await page.locator("article.waiting").waitFor();
+    await page.getByRole("button", { name: "Stop" }).click();
+    await done(page, 3);
+    await goOn(page);
+    await page.reload();
+    await done(page, 4);
+  });
   assert.match(await answers(page).last().locator(".note").innerText(), /interrupted/);
   await setting(page, "max_tokens", "12");
   // a question is kept before its answer begins
