@@ -10,8 +10,10 @@ use super::cvt;
 use super::float::flush;
 use super::line_costs::InstructionCost;
 use super::regs::*;
+use super::video::video;
 use crate::counters::Counters;
 use crate::ptx::inst::*;
+use crate::ptx::video::Selectors;
 
 /// Executes instructions from the range's first on, up to one that is not a register instruction or that no lane executes. Returns
 /// where it stopped. `costs` has the instructions' costs, or nothing.
@@ -215,6 +217,10 @@ fn execute(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) -> bool {
                     sum.wrapping_add(x.wrapping_mul(y) as u32)
                 })
             })
+        }
+        Op::Video(v) => {
+            let s = Selectors::unpack(i.imm);
+            map3::<u32, u32, u32, u32>(r, at, mask, |a, b, c| video(v, s, a, b, c));
         }
         Op::Testp { kind, wide } => {
             let x: [f64; LANES] = if wide {

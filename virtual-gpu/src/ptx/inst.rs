@@ -221,6 +221,8 @@ pub(crate) enum Op {
     Dp2a {
         hi: bool,
     },
+    /// imm = [`Selectors`](super::video::Selectors)
+    Video(super::video::Video),
     Sel32,
     Sel64,
     Slct {
