@@ -34,7 +34,7 @@ classes! {
     Dp4a "dp4a"
     /// Video instructions of one word: `vadd`, `vmad` and their like.
     Video "video"
-    /// Video instructions of two or four lanes, which ptxas makes of others on this chip.
+    /// Video instructions of two or four lanes, several others on this chip.
     VideoSimd "video_simd"
     /// Integer additions, logic, shifts, comparisons, moves.
     Int "int"

@@ -151,10 +151,9 @@ fn execute(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) -> bool {
                 r.set_pred(i.e, q, mask);
             }
         }
-        Op::Set { cmp, ty, logic, ftz, float_dst } => {
+        Op::Set { cmp, ty, logic, ftz, one } => {
             let t = compare(r, i, cmp, ty, ftz);
             let t = logic.map_or(t, |l| combine(l, t, r.pred(i.c)));
-            let one = if float_dst { 1f32.to_bits() } else { u32::MAX };
             let mut out = [0u32; LANES];
             for (lane, o) in out.iter_mut().enumerate() {
                 *o = if t >> lane & 1 != 0 { one } else { 0 };
