@@ -1,7 +1,6 @@
 //! Video instructions in one thread, as the PTX ISA's pseudocode has them.
 
-use crate::ptx::inst::Cmp;
-use crate::ptx::video::{Second, Selectors, Video, VideoOp, WHOLE};
+use crate::ptx::video::{Relation, Second, Selectors, Video, VideoOp, WHOLE};
 
 pub(super) fn video(v: Video, s: Selectors, a: u32, b: u32, c: u32) -> u32 {
     if v.lanes > 1 {
@@ -71,13 +70,13 @@ fn operate(op: VideoOp, x: i128, y: i128) -> i128 {
         VideoOp::Shl { clamp } => x << if clamp { y.min(32) } else { y & 31 },
         VideoOp::Shr { clamp } => x >> if clamp { y.min(32) } else { y & 31 },
         VideoOp::Mad => x * y,
-        VideoOp::Set(cmp) => i128::from(match cmp {
-            Cmp::Eq => x == y,
-            Cmp::Ne => x != y,
-            Cmp::Lt => x < y,
-            Cmp::Le => x <= y,
-            Cmp::Gt => x > y,
-            _ => x >= y,
+        VideoOp::Set(relation) => i128::from(match relation {
+            Relation::Eq => x == y,
+            Relation::Ne => x != y,
+            Relation::Lt => x < y,
+            Relation::Le => x <= y,
+            Relation::Gt => x > y,
+            Relation::Ge => x >= y,
         }),
     }
 }

@@ -1,7 +1,5 @@
 //! The decoded form of PTX's video instructions: one whole word, or two or four lanes of one.
 
-use super::inst::Cmp;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VideoOp {
     Add,
@@ -19,7 +17,32 @@ pub(crate) enum VideoOp {
         clamp: bool,
     },
     Mad,
-    Set(Cmp),
+    Set(Relation),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Relation {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+impl Relation {
+    /// The relation that a word of PTX names.
+    pub fn word(word: &str) -> Option<Self> {
+        Some(match word {
+            "eq" => Self::Eq,
+            "ne" => Self::Ne,
+            "lt" => Self::Lt,
+            "le" => Self::Le,
+            "gt" => Self::Gt,
+            "ge" => Self::Ge,
+            _ => return None,
+        })
+    }
 }
 
 /// What is done with the result and operand c.

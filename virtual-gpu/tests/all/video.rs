@@ -77,8 +77,11 @@ ld.global.u32 %a, [%in]; ld.global.u32 %b, [%in+4]; ld.global.u32 %c, [%in+8];
     words.chunks(lines.len()).map(<[u32]>::to_vec).collect()
 }
 
+/// A line of code and its reference, of a, b and c.
+type Form = (String, Box<dyn Fn(u32, u32, u32) -> u32>);
+
 /// Runs forms with their references. Stops at the first that differs.
-fn compare(forms: &[(String, Box<dyn Fn(u32, u32, u32) -> u32>)]) {
+fn compare(forms: &[Form]) {
     assert!(!forms.is_empty());
     for part in forms.chunks(200) {
         let lines: Vec<String> = part.iter().map(|(line, _)| line.clone()).collect();
@@ -190,7 +193,7 @@ const ENDS: [(&str, &str); 8] =
 
 #[test]
 fn of_one_word() {
-    let mut forms: Vec<(String, Box<dyn Fn(u32, u32, u32) -> u32>)> = Vec::new();
+    let mut forms: Vec<Form> = Vec::new();
     let names = ["vadd", "vsub", "vabsdiff", "vmin", "vmax", "eq", "ne", "lt", "le", "gt", "ge"];
     let mut n = 0;
     for name in names {
@@ -236,7 +239,7 @@ fn of_one_word() {
 
 #[test]
 fn shifts() {
-    let mut forms: Vec<(String, Box<dyn Fn(u32, u32, u32) -> u32>)> = Vec::new();
+    let mut forms: Vec<Form> = Vec::new();
     for left in [true, false] {
         for ((dt, d_signed), (at, a_signed)) in TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b))) {
             for (into, second) in ENDS {
@@ -286,7 +289,7 @@ fn shifts() {
 
 #[test]
 fn multiply_add() {
-    let mut forms: Vec<(String, Box<dyn Fn(u32, u32, u32) -> u32>)> = Vec::new();
+    let mut forms: Vec<Form> = Vec::new();
     let mut n = 0;
     for ((at, a_signed), (bt, b_signed)) in TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b))) {
         for (na, nb, nc, po) in [
@@ -346,7 +349,7 @@ const SELECT4: [(&str, &str, &str); 5] = [
 
 #[test]
 fn of_lanes() {
-    let mut forms: Vec<(String, Box<dyn Fn(u32, u32, u32) -> u32>)> = Vec::new();
+    let mut forms: Vec<Form> = Vec::new();
     let names = ["vadd", "vsub", "vabsdiff", "vmin", "vmax", "vavrg", "eq", "ne", "lt", "le", "gt", "ge"];
     for lanes in [2usize, 4] {
         let (letter, full, from_a, from_b) =

@@ -2,7 +2,7 @@
 
 use super::super::inst::*;
 use super::super::operand::Arg;
-use super::super::video::{Second, Selectors, Video, VideoOp, WHOLE};
+use super::super::video::{Relation, Second, Selectors, Video, VideoOp, WHOLE};
 use super::{Decoder, Result, Ty};
 use crate::counters::Class;
 
@@ -15,7 +15,7 @@ fn operation(name: &str, lanes: u8) -> Option<VideoOp> {
         "vmin" => VideoOp::Min,
         "vmax" => VideoOp::Max,
         // the comparison is read later
-        "vset" => VideoOp::Set(Cmp::Eq),
+        "vset" => VideoOp::Set(Relation::Eq),
         "vavrg" if lanes > 1 => VideoOp::Avrg,
         "vshl" if lanes == 1 => VideoOp::Shl { clamp: false },
         "vshr" if lanes == 1 => VideoOp::Shr { clamp: false },
@@ -61,11 +61,8 @@ impl<'a> Decoder<'a, '_, '_> {
             return self.err("unknown or unsupported instruction");
         };
         let mut d_signed = false;
-        if let VideoOp::Set(cmp) = &mut op {
-            *cmp = self.need(
-                |m| Cmp::word(m).filter(|_| matches!(m, "eq" | "ne" | "lt" | "le" | "gt" | "ge")),
-                "the comparison is missing",
-            )?;
+        if let VideoOp::Set(relation) = &mut op {
+            *relation = self.need(Relation::word, "the comparison is missing")?;
         } else {
             d_signed = self.video_sign()?;
         }
