@@ -69,6 +69,9 @@ fn clocks(class: Class) -> (f64, Unit) {
     use Unit::*;
     match class {
         Class::Ffma | Class::Fp32 | Class::Dp4a | Class::Int => (0.25, Main),
+        // estimates: half the rate, and eight instructions of two inputs
+        Class::Video => (0.5, Main),
+        Class::VideoSimd => (2.0, Main),
         Class::IntMul => (0.75, Main),
         Class::IntDiv => (5.0, Main),
         Class::Fp32Div => (2.5, Main),

@@ -32,6 +32,10 @@ classes! {
     Fp16 "fp16"
     /// `dp4a`, `dp2a`
     Dp4a "dp4a"
+    /// Video instructions of one word: `vadd`, `vmad` and their like.
+    Video "video"
+    /// Video instructions of two or four lanes, several others on this chip.
+    VideoSimd "video_simd"
     /// Integer additions, logic, shifts, comparisons, moves.
     Int "int"
     /// 16- and 32-bit integer multiplies (XMADs) and 64-bit ones.

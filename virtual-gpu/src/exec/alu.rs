@@ -10,8 +10,10 @@ use super::cvt;
 use super::float::flush;
 use super::line_costs::InstructionCost;
 use super::regs::*;
+use super::video::video;
 use crate::counters::Counters;
 use crate::ptx::inst::*;
+use crate::ptx::video::Selectors;
 
 /// Executes instructions from the range's first on, up to one that is not a register instruction or that no lane executes. Returns
 /// where it stopped. `costs` has the instructions' costs, or nothing.
@@ -149,10 +151,9 @@ fn execute(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) -> bool {
                 r.set_pred(i.e, q, mask);
             }
         }
-        Op::Set { cmp, ty, logic, ftz, float_dst } => {
+        Op::Set { cmp, ty, logic, ftz, one } => {
             let t = compare(r, i, cmp, ty, ftz);
             let t = logic.map_or(t, |l| combine(l, t, r.pred(i.c)));
-            let one = if float_dst { 1f32.to_bits() } else { u32::MAX };
             let mut out = [0u32; LANES];
             for (lane, o) in out.iter_mut().enumerate() {
                 *o = if t >> lane & 1 != 0 { one } else { 0 };
@@ -215,6 +216,10 @@ fn execute(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) -> bool {
                     sum.wrapping_add(x.wrapping_mul(y) as u32)
                 })
             })
+        }
+        Op::Video(v) => {
+            let s = Selectors::unpack(i.imm);
+            map3::<u32, u32, u32, u32>(r, at, mask, |a, b, c| video(v, s, a, b, c));
         }
         Op::Testp { kind, wide } => {
             let x: [f64; LANES] = if wide {

@@ -25,6 +25,7 @@ mod shared_arrays;
 mod sparse;
 mod step;
 mod traffic;
+mod video;
 mod warp;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

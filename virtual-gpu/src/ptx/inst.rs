@@ -221,6 +221,8 @@ pub(crate) enum Op {
     Dp2a {
         hi: bool,
     },
+    /// imm = [`Selectors`](super::video::Selectors)
+    Video(super::video::Video),
     Sel32,
     Sel64,
     Slct {
@@ -235,13 +237,13 @@ pub(crate) enum Op {
         logic: Option<Logic>,
         ftz: bool,
     },
-    /// d = all ones or 1.0
+    /// d = `one`, which is all ones or 1.0, or 0
     Set {
         cmp: Cmp,
         ty: Num,
         logic: Option<Logic>,
         ftz: bool,
-        float_dst: bool,
+        one: u32,
     },
     FBin(FBin, FMode),
     Fma(FMode),

@@ -92,6 +92,10 @@ pub(super) fn lex(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
             _ if word_char(c) => {
                 let start = i;
                 loop {
+                    // `.reg.b32` are two directives, as with a space between them.
+                    if i > start && s[start] == b'.' && s.get(i) == Some(&b'.') {
+                        break;
+                    }
                     if i < s.len() && word_char(s[i]) {
                         i += 1;
                     } else if s[i..].starts_with(b"::") {
@@ -181,6 +185,17 @@ mod tests {
                 Tok::Int(16),
                 Tok::Int(15),
                 Tok::F64(1.5e-3f64.to_bits())
+            ]
+        );
+        assert_eq!(
+            toks("{.reg.b32 %f.x;}"),
+            [
+                Tok::Punct(b'{'),
+                Tok::Word(".reg"),
+                Tok::Word(".b32"),
+                Tok::Word("%f.x"),
+                Tok::Punct(b';'),
+                Tok::Punct(b'}'),
             ]
         );
         let lines: Vec<u32> = lex("a /* x\n y */ b\nc").unwrap().iter().map(|t| t.line).collect();

@@ -14,6 +14,7 @@ mod operand;
 mod parser;
 mod pointers;
 mod registers;
+pub(crate) mod video;
 
 use std::fmt;
 

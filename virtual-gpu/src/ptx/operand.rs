@@ -54,6 +54,8 @@ pub(super) enum Arg<'a> {
     Word(&'a str),
     /// `!p`
     Not(&'a str),
+    /// `-r`, of `vmad`
+    Negated(&'a str),
     Imm(Imm),
     /// `sym + 4`
     Offset(&'a str, i64),

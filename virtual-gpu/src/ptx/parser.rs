@@ -584,6 +584,10 @@ impl<'a> Parser<'a, '_> {
             Tok::Punct(b'-') | Tok::Int(_) | Tok::F32(_) | Tok::F64(_) => {
                 self.pos -= 1;
                 let negative = self.eat(b'-');
+                if negative && let Some(Tok::Word(w)) = self.peek() {
+                    self.pos += 1;
+                    return Ok(Arg::Negated(w));
+                }
                 Ok(Arg::Imm(match (self.next()?, negative) {
                     (Tok::Int(v), false) => Imm::Int(v),
                     (Tok::Int(v), true) => Imm::Int(v.wrapping_neg()),

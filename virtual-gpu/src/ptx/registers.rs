@@ -237,7 +237,9 @@ fn visit(i: &Inst, f: &Function, mut see: impl FnMut(bool, Row, bool)) {
         Op::Clock(c) => see(matches!(c, Clock::Clock64 | Clock::Globaltimer), i.d, true),
         Op::Brx => see(false, i.a, false),
         Op::CallPointer => see(true, i.a, false),
-        Op::Mov32 | Op::Shf { .. } | Op::Lop3 | Op::Prmt(_) | Op::Dp4a | Op::Dp2a { .. } => all([false; 4]),
+        Op::Mov32 | Op::Shf { .. } | Op::Lop3 | Op::Prmt(_) | Op::Dp4a | Op::Dp2a { .. } | Op::Video(_) => {
+            all([false; 4])
+        }
         _ => {}
     }
 }

@@ -14,3 +14,4 @@ mod newer_api;
 mod nvcc;
 mod pointer_calls;
 mod several_devices;
+mod video;

@@ -61,12 +61,14 @@ impl Decoder<'_, '_, '_> {
         let logic = self.first(Logic::word);
         let ftz = self.take("ftz");
         let result = if set { self.ty()? } else { Ty::U(32) };
-        let float_dst = match result {
-            Ty::U(32) | Ty::S(32) => false,
-            Ty::F(32) => true,
-            _ => return self.err("the result of set is u32, s32 or f32"),
-        };
         let ty = self.ty()?;
+        let (one, result_bits) = match result {
+            Ty::U(32) | Ty::S(32) => (u32::MAX, 32),
+            Ty::F(32) => (1f32.to_bits(), 32),
+            Ty::F(16) => (u32::from(half::f16::ONE.to_bits()), 16),
+            Ty::U(16) | Ty::S(16) if ty == Ty::F(16) => (0xffff, 16),
+            _ => return self.err("the result of set is u32, s32, f32 or f16, of f16 also u16 or s16"),
+        };
         let bits = ty.bits();
         let (Some(num), 16..=64) = (ty.num(), bits) else {
             return self.err("this type has no comparison");
@@ -93,8 +95,8 @@ impl Decoder<'_, '_, '_> {
             self.i.c = self.pred(3)?;
         }
         if set {
-            self.i.op = Op::Set { cmp, ty: num, logic, ftz, float_dst };
-            return self.dst(32);
+            self.i.op = Op::Set { cmp, ty: num, logic, ftz, one };
+            return self.dst(result_bits);
         }
         self.i.op = Op::Setp { cmp, ty: num, logic, ftz };
         match self.args[0] {

@@ -8,6 +8,7 @@ mod compare;
 mod control;
 mod integer;
 mod memory;
+mod video;
 
 use std::ops::RangeInclusive;
 
@@ -285,6 +286,7 @@ impl<'a> Decoder<'a, '_, '_> {
             }
             "shfl" | "vote" | "activemask" | "bar" | "barrier" | "membar" => self.warp(),
             "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "pmevent" => self.control(),
+            base if base.starts_with('v') => self.video(),
             _ => self.err("unknown or unsupported instruction"),
         }
     }
