@@ -301,6 +301,26 @@ mod tests {
         }
     }
 
+    /// The patches' bytes are those of the values that come of them; resizing a frame takes its rows at the new width, and all
+    /// frames resized.
+    #[test]
+    fn the_memory_of_a_picture_and_a_video_is_planned() {
+        let config =
+            PreprocessorConfig { min_pixels: 36, temporal_patch_size: 2, patch_size: 2, ..config(3) };
+        let header = PictureHeader { height: 40, width: 71, bytes: 5000 };
+        let picture = Picture { height: 40, width: 71, pixels: vec![7; 40 * 71 * 3] };
+        let plan = image_plan("p", header, &config).unwrap();
+        let patches = image_patches("p", &picture, &config).unwrap();
+        assert_eq!((plan.grid, plan.bytes), (patches.grid, size_of_val(&patches.values[..])));
+        assert_eq!((plan.grid, plan.tokens), ([1, 21, 36], 84));
+        assert_eq!(plan.scratch, 5000 + 3 * 72 * (40 + 42));
+        let plan = video_plan("v", header, 4, &config).unwrap();
+        let patches = video_patches("v", &[(); 4].map(|()| picture.clone()), &config).unwrap();
+        assert_eq!((plan.grid, plan.bytes), (patches.grid, size_of_val(&patches.values[..])));
+        assert_eq!((plan.grid, plan.tokens), ([2, 21, 36], 168));
+        assert_eq!(plan.scratch, 3 * 72 * (40 + 4 * 42));
+    }
+
     #[test]
     fn what_takes_too_much_memory_is_refused() {
         let picture = Picture { height: 2, width: 2, pixels: vec![7; 12] };

@@ -2,7 +2,7 @@
 //! reads has the pixels that it gives.
 
 use pascaline::Error;
-use qwen3_vl::preprocess::{MAX_PIXELS, Picture};
+use qwen3_vl::preprocess::{MAX_PIXELS, Picture, PictureHeader};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +46,15 @@ fn a_picture_is_refused_wherever_it_is_cut() {
         }
         let more = [&whole[..], b"what a camera appends"].concat();
         assert_eq!(Picture::from_bytes(name, &more).unwrap(), picture, "{name}");
+    }
+}
+
+/// Bytes of a pixel: its colours, those of the upright copy if it is turned, RGB if it is grey, and six of a progressive file's coefficients.
+#[test]
+fn headers_state_what_decoding_takes() {
+    for (name, each) in [("baseline.jpg", 3 + 6), ("grey.jpg", 1 + 3 + 6), ("turned.jpg", 3 + 3 + 6)] {
+        let header = PictureHeader::read(name, &file(name), MAX_PIXELS).unwrap();
+        assert_eq!(header.bytes, 24 * 40 * each, "{name}");
     }
 }
 

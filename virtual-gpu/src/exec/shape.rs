@@ -156,3 +156,41 @@ fn measure(at: &[u64; LANES], offsets: &[u64; LANES], mask: u32, bytes: u32, cou
         conflicts,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is kept of an instruction's last access is taken for no other access.
+    #[test]
+    fn facts_are_those_of_the_access_at_hand() {
+        let mut accesses = Vec::new();
+        for from in [0u64, 1, 16, 31, 32, 60] {
+            for stride in [0u64, 1, 3, 4, 8, 128] {
+                for mask in [FULL, 0xf, 0x0f0f_0f0f, 1 << 31] {
+                    // lanes outside of the mask have addresses that say nothing
+                    let at: [u64; LANES] = std::array::from_fn(|l| {
+                        if mask >> l & 1 == 1 { from + stride * l as u64 } else { 7 << l }
+                    });
+                    accesses.push((at, mask));
+                }
+            }
+        }
+        let all = |f: Facts| (f.below, f.span, f.aligned, f.last, f.sector_bits, f.units, f.conflicts);
+        for count in [Count::Sectors, Count::Wavefronts] {
+            for (before, before_mask) in &accesses {
+                let mut kept = Shapes::new(1);
+                kept.facts(0, before, *before_mask, 1, count);
+                for (at, mask) in &accesses {
+                    let mut kept = Shapes { places: kept.places.clone(), shapes: kept.shapes.clone() };
+                    let wanted = all(Shapes::new(1).facts(0, at, *mask, 1, count));
+                    assert_eq!(
+                        all(kept.facts(0, at, *mask, 1, count)),
+                        wanted,
+                        "{at:?} {mask:#x} after {before:?} {before_mask:#x}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -81,6 +81,13 @@ fn an_off_by_one_in_a_bound() {
 fn shared_and_local_out_of_bounds() {
     caught(65, "st.shared.u32 [%r3], %r1;", FindingKind::OutOfBounds, 7, 64);
     clean(64, "st.shared.u32 [%r3], %r1;");
+    // the end of an array is not the begin of the next one
+    let next =
+        |at: &str| format!(".shared .align 4 .b8 t[8]; st.shared.u32 [t], %r1;\nst.shared.u32 [{at}], %r1;");
+    caught(1, &next("s+256"), FindingKind::OutOfBounds, 8, 0);
+    caught(1, &next("t+8"), FindingKind::OutOfBounds, 8, 0);
+    clean(1, &next("s+252"));
+    clean(1, &next("t+4"));
     caught(1, "st.local.u32 [l+16], %r1;", FindingKind::OutOfBounds, 7, 0);
     clean(1, "st.local.u32 [l+12], %r1;");
 }
@@ -114,6 +121,13 @@ fn reads_of_memory_never_written() {
     caught(65, "ld.global.u32 %r4, [%rd3];", FindingKind::Uninitialized, 7, 64);
     caught(1, "ld.shared.u32 %r4, [%r3];", FindingKind::Uninitialized, 7, 0);
     caught(1, "st.shared.u16 [%r3], %h1;\nld.shared.u32 %r4, [%r3];", FindingKind::Uninitialized, 8, 0);
+    // halves of what each lane loads, with space between the lanes
+    let place = "mov.u32 %r4, s; mad.lo.u32 %r4, %r1, 32, %r4;";
+    let load = "ld.shared.v4.u32 {%r4, %r5, %r6, %r7}, [%r4];";
+    let [low, high] = [0, 8].map(|at| format!("st.shared.u64 [%r4+{at}], %rd1;"));
+    caught(2, &format!("{place} {low}\n{load}"), FindingKind::Uninitialized, 8, 0);
+    caught(2, &format!("{place} {high}\n{load}"), FindingKind::Uninitialized, 8, 0);
+    clean(2, &format!("{place} {low} {high}\n{load}"));
     clean(
         1,
         "mov.b16 %h1, 0; st.shared.u16 [%r3], %h1; st.shared.u16 [%r3+2], %h1; ld.shared.u32 %r4, [%r3];",
@@ -248,6 +262,37 @@ fn races_in_every_order() {
             format!("4-byte store at shared address 0x40, which warp {first} read with no barrier between");
         assert_eq!(f.message, other);
     }
+}
+
+/// A load that is looked at lane by lane, since one of its words was stored by another warp, though before a barrier of both: a word that
+/// a lane of its own warp has stored is right by lockstep alone.
+#[test]
+fn lanes_rely_on_lockstep_if_they_may() {
+    const LOAD: &str = "and.b32 %r5, %r1, 31; setp.eq.u32 %p2, %r5, 5; @%p2 st.shared.u32 [s+128], 6; setp.gt.u32 %p2, %r5, 3; \
+        mov.u32 %r5, s; @%p2 add.u32 %r5, %r5, 64; ld.shared.u32 %r6, [%r5+64];";
+    let parts =
+        [(1, "@%p3 st.shared.u32 [s+64], 5;"), (1, "bar.arrive 3, 64;"), (0, "bar.sync 3, 64;"), (0, LOAD)];
+    let mut config = Config { instruction_limit: 1 << 26, ..Config::default() };
+    run_with(config.clone(), 1, 64, &in_turn(&parts)).unwrap();
+    config.lockstep = false;
+    let f = run_with(config, 1, 64, &in_turn(&parts)).unwrap_err();
+    assert_eq!((f.kind, f.line, f.thread), (FindingKind::SharedRace, 17, [4, 0, 0]), "{f}");
+}
+
+#[test]
+fn a_block_that_reads_what_another_writes_races() {
+    let code = |order: &str| {
+        format!(
+            "mov.u32 %r4, %ctaid.x; setp.ne.u32 %p1, %r4, 0; @%p1 bra R;\nst.global.u32 [%rd1+4], 7; {order}\n\
+            st.volatile.global.u32 [%rd1], 9; bra E;\n\
+            R: ld.volatile.global.u32 %r5, [%rd1]; setp.ne.u32 %p2, %r5, 9; @%p2 bra R; {order}\nld.global.u32 %r6, [%rd1+4];\nE:"
+        )
+    };
+    let config = Config { instruction_limit: 1 << 26, ..Config::default() };
+    run_with(config.clone(), 2, 1, &code("membar.gl;")).unwrap();
+    let f = run_with(config, 2, 1, &code("")).unwrap_err();
+    assert_eq!((f.kind, f.line), (FindingKind::GlobalRace, 11), "{f}");
+    assert!(f.message.contains("at line 8"), "{f}");
 }
 
 #[test]
