@@ -49,7 +49,7 @@ fn launch_all(text: &str) {
 
 /// Instructions with placeholders: `R` 32 bits, `D` 64 bits, `H` 16 bits, `F` f32, `E` f64, `P` predicate, `I` a number,
 /// `L` a label.
-const INSTRUCTIONS: [&str; 88] = [
+const INSTRUCTIONS: [&str; 93] = [
     "add.s32 R, R, R",
     "add.s32 R, R, I",
     "sub.u32 R, R, R",
