@@ -1,6 +1,8 @@
 //! The decoded form: one fixed-size [`Inst`] per PTX instruction, registers and constants alike numbered as
 //! rows of the warp's register files, so that the executor never looks at a name or an operand kind.
 
+use super::words::words;
+
 /// The most bytes of local memory of a thread (compute capability 6.1).
 pub(crate) const MAX_LOCAL: u32 = 512 << 10;
 
@@ -10,25 +12,6 @@ pub(crate) type Row = u32;
 pub(crate) const NEG: Row = 1 << 31;
 /// No operand.
 pub(crate) const NONE: Row = u32::MAX;
-
-/// Enums whose variants PTX spells as words, with the words: the one table of both.
-macro_rules! words {
-    ($($(#[$doc:meta])* $name:ident { $($variant:ident $word:literal)* })*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum $name { $($variant),* }
-
-        impl $name {
-            /// The variant that a word of PTX names.
-            pub fn word(word: &str) -> Option<Self> {
-                match word {
-                    $($word => Some(Self::$variant),)*
-                    _ => None,
-                }
-            }
-        }
-    )*};
-}
 
 words! {
     Round { Near "rn" Zero "rz" Down "rm" Up "rp" }

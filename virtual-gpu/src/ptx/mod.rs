@@ -15,6 +15,7 @@ mod parser;
 mod pointers;
 mod registers;
 pub(crate) mod video;
+mod words;
 
 use std::fmt;
 

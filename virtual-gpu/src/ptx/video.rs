@@ -1,5 +1,7 @@
 //! The decoded form of PTX's video instructions: one whole word, or two or four lanes of one.
 
+use super::words::words;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VideoOp {
     Add,
@@ -20,29 +22,8 @@ pub(crate) enum VideoOp {
     Set(Relation),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Relation {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-}
-
-impl Relation {
-    /// The relation that a word of PTX names.
-    pub fn word(word: &str) -> Option<Self> {
-        Some(match word {
-            "eq" => Self::Eq,
-            "ne" => Self::Ne,
-            "lt" => Self::Lt,
-            "le" => Self::Le,
-            "gt" => Self::Gt,
-            "ge" => Self::Ge,
-            _ => return None,
-        })
-    }
+words! {
+    Relation { Eq "eq" Ne "ne" Lt "lt" Le "le" Gt "gt" Ge "ge" }
 }
 
 /// What is done with the result and operand c.

@@ -191,6 +191,15 @@ const PARTS: [&str; 7] = ["", "b0", "b1", "b2", "b3", "h0", "h1"];
 const ENDS: [(&str, &str); 8] =
     [("", ""), ("", "add"), ("", "min"), ("", "max"), ("b0", ""), ("b3", ""), ("h0", ""), ("h1", "")];
 
+fn pairs_of_types() -> impl Iterator<Item = ((&'static str, bool), (&'static str, bool))> {
+    TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b)))
+}
+
+/// Operand c, which there is only if something of it is kept or used.
+fn third(into: &str, second: &str) -> &'static str {
+    if (into, second) == ("", "") { "" } else { ", %c" }
+}
+
 #[test]
 fn of_one_word() {
     let mut forms: Vec<Form> = Vec::new();
@@ -199,7 +208,7 @@ fn of_one_word() {
     for name in names {
         let set = name.len() == 2;
         for (dt, ds) in TYPES.into_iter().skip(set as usize) {
-            for ((at, a_signed), (bt, b_signed)) in TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b))) {
+            for ((at, a_signed), (bt, b_signed)) in pairs_of_types() {
                 for (into, second) in ENDS {
                     for sat in [false, true] {
                         if set && sat {
@@ -208,7 +217,7 @@ fn of_one_word() {
                         // the parts of the sources in turn: each with each in the course of the table
                         let (pa, pb) = (PARTS[n % 7], PARTS[n / 7 % 7]);
                         n += 1;
-                        let c = if (into, second) == ("", "") { "" } else { ", %c" };
+                        let c = third(into, second);
                         let types =
                             if set { format!(".{at}.{bt}.{name}") } else { format!(".{dt}.{at}.{bt}") };
                         let line = format!(
@@ -241,13 +250,13 @@ fn of_one_word() {
 fn shifts() {
     let mut forms: Vec<Form> = Vec::new();
     for left in [true, false] {
-        for ((dt, d_signed), (at, a_signed)) in TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b))) {
+        for ((dt, d_signed), (at, a_signed)) in pairs_of_types() {
             for (into, second) in ENDS {
                 for (n, (sat, wrap)) in
                     [(false, false), (false, true), (true, false), (true, true)].into_iter().enumerate()
                 {
                     let (pa, pb) = (PARTS[(n * 3 + bits(into) as usize) % 7], ["", "b0", "h0"][n % 3]);
-                    let c = if (into, second) == ("", "") { "" } else { ", %c" };
+                    let c = third(into, second);
                     let line = format!(
                         "{}.{dt}.{at}.u32{}.{}{} %d{}, %a{}, %b{}{c};",
                         if left { "vshl" } else { "vshr" },
@@ -291,7 +300,7 @@ fn shifts() {
 fn multiply_add() {
     let mut forms: Vec<Form> = Vec::new();
     let mut n = 0;
-    for ((at, a_signed), (bt, b_signed)) in TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b))) {
+    for ((at, a_signed), (bt, b_signed)) in pairs_of_types() {
         for (na, nb, nc, po) in [
             ("", "", "", false),
             ("-", "", "", false),
@@ -357,8 +366,7 @@ fn of_lanes() {
         for name in names {
             let set = name.len() == 2;
             for (dt, ds) in TYPES.into_iter().skip(set as usize) {
-                for ((at, a_signed), (bt, b_signed)) in TYPES.into_iter().flat_map(|a| TYPES.map(|b| (a, b)))
-                {
+                for ((at, a_signed), (bt, b_signed)) in pairs_of_types() {
                     for end in ["", ".sat", ".add"] {
                         if set && end == ".sat" {
                             continue;
