@@ -5,7 +5,7 @@
 
 use rayon::iter::plumbing::{Producer, ProducerCallback};
 use rayon::prelude::*;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 /// Several, so that a slow task does not delay all.
 const TASKS_PER_THREAD: usize = 8;
@@ -21,6 +21,24 @@ pub(crate) trait InTasks: IndexedParallelIterator {
 }
 
 impl<I: IndexedParallelIterator> InTasks for I {}
+
+/// Has threads write `bytes` in pieces of `piece` bytes, each called with the number of its first byte. Gives the first error.
+pub(crate) fn try_pieces<E: Send>(
+    bytes: &mut [u8],
+    piece: usize,
+    write: &(dyn Fn(usize, &mut [u8]) -> Result<(), E> + Sync),
+) -> Result<(), E> {
+    let error = Mutex::new(None);
+    bytes.par_chunks_mut(piece.max(1)).enumerate().in_tasks(|(number, bytes)| {
+        if let Err(found) = write(number * piece, bytes) {
+            error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
+        }
+    });
+    match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        None => Ok(()),
+        Some(error) => Err(error),
+    }
+}
 
 /// Calls `f` on one of rayon's threads. Each loop of a caller that is none of them wakes such a thread and then waits to be woken, which
 /// takes longer than a small product; so a pass on the CPU goes there once for many loops.

@@ -92,6 +92,7 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     quant::encode::KERNELS,
     quant::experts::KERNELS,
     quant::formats::KERNELS,
+    quant::lora::KERNELS,
     quant::norm::KERNELS,
     quant::scaled::KERNELS,
     &[quant::straight_through::quant_straight_through_f32.info()],

@@ -37,6 +37,7 @@ pub mod media;
 mod message;
 pub mod model;
 mod network;
+mod number;
 pub mod options;
 mod pass;
 pub mod picture;

@@ -13,7 +13,7 @@ use super::rows;
 use super::seam::{self, Config, VISION, VisionPlace};
 use super::text::{ImageRun, Images};
 use super::weights::Conversion;
-use pascaline::cuda::CudaDevice;
+use pascaline::cuda::{CudaDevice, Preload};
 use pascaline::memory::Way;
 use pascaline::nn::{Hits, KvCache, Rope};
 use pascaline::ops::PAGE;
@@ -21,6 +21,7 @@ use pascaline::{Device, Error, MAX_ELEMENTS, Result, Tensor};
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 
 /// A model on a device.
@@ -36,6 +37,8 @@ pub struct LanguageModel {
     matrices: BTreeMap<String, Storage>,
     options: LoadOptions,
     id: ModelId,
+    /// Modules that the driver is still compiling.
+    preloads: Mutex<Vec<Preload>>,
 }
 
 /// Identifies a model, so that its sessions are not used with another. Unique in the process.
@@ -147,15 +150,14 @@ impl LanguageModel {
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
         let storage = |name: &str| checkpoint.storage(config, &options, name);
-        let (weights, network, adapted, processor) = thread::scope(|scope| -> Result<_> {
+        let (weights, network, adapted, processor, preloads) = thread::scope(|scope| -> Result<_> {
             // A vocabulary of 152 thousand tokens takes about as long as a small model's weights.
             let processor = scope.spawn(|| prepared.map_or_else(|| checkpoint.processor(), Ok));
-            // The driver compiles one module at a time, whichever thread asks for it (all modules with driver 580 on an H200: 23.5 s
-            // with 16 threads, 26.2 s with one). So one thread is enough; it compiles while the weights are read.
+            // the driver compiles while the weights are read, and what the first answer does not need while it is given
             let ahead = placement.devices().filter_map(Device::as_cuda).map(|device| {
-                let modules = || {
+                let modules = || -> Result<Preload> {
                     let planned = Planned { config, storage: &storage, options: &options };
-                    device.load_modules(&planned.modules(None, &Gpu::from_device(device))?).map(drop)
+                    Ok(device.preload(planned.modules(None, &Gpu::from_device(device))?))
                 };
                 scope.spawn(modules)
             });
@@ -181,8 +183,8 @@ impl LanguageModel {
                     reason: "the model does not use it".into(),
                 });
             }
-            ahead.into_iter().try_for_each(joined)?;
-            Ok((weights, network, adapted, joined(processor)?))
+            let preloads = ahead.into_iter().map(joined).collect::<Result<_>>()?;
+            Ok((weights, network, adapted, joined(processor)?, preloads))
         })?;
         let (parameters, conversions) = (weights.parameters(), weights.conversions());
         let matrices = weights.names().map(|name| (name.clone(), storage(name))).collect();
@@ -195,11 +197,20 @@ impl LanguageModel {
             options,
             id: ModelId::new(),
             processor,
+            preloads: Mutex::new(preloads),
         })
+    }
+
+    /// Waits until the driver has compiled all kernels that answers launch. Answers may be given before; one that needs a kernel which is
+    /// not there yet waits for it.
+    pub fn finish_compiling(&self) {
+        let preloads = std::mem::take(&mut *self.preloads.lock().unwrap_or_else(PoisonError::into_inner));
+        preloads.into_iter().for_each(Preload::finish);
     }
 
     /// Loads the modules of the kernels that many answers at once launch.
     pub(super) fn load_modules(&self, batch: &BatchOptions) -> Result<()> {
+        self.finish_compiling();
         let (config, options) = (&self.network.config, &self.options);
         let modules = |device: &CudaDevice| {
             let dtype = Storage::Float(options.dtype);

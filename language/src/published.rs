@@ -10,9 +10,9 @@
 //! partial. Values are read some rows at a time, so that no matrix need be in memory twice.
 
 use super::json::{self, MAX_CONFIG, bad};
+use super::number::Number;
 use super::safetensors::{Entry, FileType, SafeTensors};
 use super::seam::{Config, ExpertPart};
-use half::f16;
 use pascaline::Result;
 use rayon::prelude::*;
 use serde_json::Value;
@@ -58,39 +58,6 @@ struct Source {
     name: String,
     /// The file of its scales, if it is in FP8.
     scales: Option<usize>,
-}
-
-/// An element that values are read as.
-pub(super) trait Number: Copy + Default + Send + Sync {
-    /// Some elements of a tensor.
-    fn read(file: &SafeTensors, name: &str, range: Range<usize>) -> Result<Vec<Self>>;
-    /// The nearest number; not finite if it is out of range.
-    fn from_f32(value: f32) -> Self;
-    fn is_finite(self) -> bool;
-}
-
-impl Number for f32 {
-    fn read(file: &SafeTensors, name: &str, range: Range<usize>) -> Result<Vec<Self>> {
-        file.read_f32_range(name, range)
-    }
-    fn from_f32(value: f32) -> Self {
-        value
-    }
-    fn is_finite(self) -> bool {
-        self.is_finite()
-    }
-}
-
-impl Number for f16 {
-    fn read(file: &SafeTensors, name: &str, range: Range<usize>) -> Result<Vec<Self>> {
-        file.read_f16_range(name, range)
-    }
-    fn from_f32(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-    fn is_finite(self) -> bool {
-        self.is_finite()
-    }
 }
 
 /// The value of a code of FP8 E4M3: sign, four bits of exponent with bias 7, three of fraction.
@@ -217,7 +184,8 @@ impl Published {
 
     /// Whether a tensor is read some rows at a time.
     pub fn is_in_pieces(&self, name: &str) -> Result<bool> {
-        Ok(!matches!(self.find(name)?.layout, Layout::Whole(Source { scales: None, .. })))
+        self.find(name)?;
+        Ok(!self.is_whole(name))
     }
 
     /// Some rows of a matrix. Of experts' they are one expert's.
@@ -269,6 +237,23 @@ impl Published {
         Ok(values)
     }
 
+    /// Whether a tensor is one of a file, in numbers.
+    pub fn is_whole(&self, name: &str) -> bool {
+        self.find(name)
+            .is_ok_and(|stored| matches!(stored.layout, Layout::Whole(Source { scales: None, .. })))
+    }
+
+    /// Values of such a tensor, from number `first` on.
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows).
+    pub fn read_into<T: Number>(&self, name: &str, first: usize, values: &mut [T]) -> Result<()> {
+        let Layout::Whole(source) = &self.find(name)?.layout else {
+            return Err(self.files[0].bad(name, "is no tensor of a file"));
+        };
+        self.files[source.file].read_into(&source.name, first, values)
+    }
+
     fn entry(&self, source: &Source) -> Result<&Entry> {
         let file = &self.files[source.file];
         file.entries().get(&source.name).ok_or_else(|| file.bad(&source.name, "missing"))
@@ -284,14 +269,14 @@ impl Published {
         let file = &self.files[source.file];
         let range = (base + rows.start) * columns..(base + rows.end) * columns;
         let Some(scale_file) = source.scales.filter(|_| self.entry(source).is_ok_and(is_fp8)) else {
-            return T::read(file, &source.name, range);
+            return file.read(&source.name, range);
         };
         let entry = self.entry(source)?;
         let [height, width] = [entry.shape[entry.shape.len() - 2], columns];
         let [down, across] = [height.div_ceil(self.block[0]), width.div_ceil(self.block[1])];
         let matrix = base / height.max(1); // `base` is the first row of one
         let scales = self.files[scale_file]
-            .read_f32_range(&scales_of(&source.name), matrix * down * across..(matrix + 1) * down * across)?;
+            .read::<f32>(&scales_of(&source.name), matrix * down * across..(matrix + 1) * down * across)?;
         let codes = file.read_bytes(&source.name, range.clone())?;
         let table: Vec<f32> = (0..=255).map(e4m3).collect();
         let mut values = vec![T::default(); codes.len()];

@@ -8,23 +8,27 @@
 
 use super::files::open_regular;
 use super::json::{bad, refuse_lfs_pointer};
+use super::number::{Number, first_wrong};
+use super::read_at::read_exact_at;
+use bytemuck::zeroed_vec;
 use half::{bf16, f16};
-use pascaline::{Error, Result};
+use pascaline::{DType, Error, Result};
 use rayon::prelude::*;
 use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 /// The longest header; the reference implementation's limit too.
 pub const MAX_HEADER: u64 = 100_000_000;
-/// Bytes that are read and converted at a time.
-const CHUNK: usize = 8 << 20;
+/// Elements that a thread reads at a time.
+const PIECE: usize = 1 << 18;
+/// Elements that are converted at a time.
+const WINDOW: usize = 256;
 
 /// How a tensor's elements are stored in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +55,11 @@ impl FileType {
             "F8_E4M3" => Self::F8E4M3,
             _ => return None,
         })
+    }
+
+    /// Whether elements of this type are stored so.
+    fn is(self, dtype: DType) -> bool {
+        matches!((self, dtype), (Self::F32, DType::F32) | (Self::F16, DType::F16))
     }
 
     /// Bytes of one element.
@@ -86,7 +95,7 @@ impl Entry {
 #[derive(Debug)]
 pub struct SafeTensors {
     path: PathBuf,
-    file: Mutex<File>,
+    file: File,
     entries: BTreeMap<String, Entry>,
 }
 
@@ -122,7 +131,7 @@ impl SafeTensors {
         let mut header = vec![0; header_len as usize];
         file.read_exact(&mut header).map_err(io)?;
         let entries = parse_header(&path, &header, 8 + header_len, file_len)?;
-        Ok(Self { file: Mutex::new(file), path, entries })
+        Ok(Self { file, path, entries })
     }
 
     /// The file.
@@ -141,31 +150,7 @@ impl SafeTensors {
     /// [`Error::Checkpoint`] if there is no such tensor, it holds integers or a value that is not finite, or the
     /// file can't be read any more.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
-        self.read_f32_range(name, 0..self.entry(name)?.elements())
-    }
-
-    /// As [`read_f32`](Self::read_f32), some of the elements.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn read_f32_range(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>> {
-        let entry = self.entry(name)?;
-        let mut values = Vec::with_capacity(range.len());
-        self.read_chunks(name, entry, range.clone(), |bytes| {
-            match entry.dtype {
-                FileType::F32 => values.par_extend(words::<4>(bytes).map(f32::from_le_bytes)),
-                FileType::F16 => values.par_extend(words::<2>(bytes).map(|b| f16::from_le_bytes(b).to_f32())),
-                FileType::BF16 => {
-                    values.par_extend(words::<2>(bytes).map(|b| bf16::from_le_bytes(b).to_f32()))
-                }
-                FileType::I64 | FileType::F8E4M3 => return Err(self.no_numbers(name)),
-            }
-            Ok(())
-        })?;
-        match values.par_iter().position_first(|value| !value.is_finite()) {
-            None => Ok(values),
-            Some(at) => Err(self.bad(name, format!("element {} is {}", range.start + at, values[at]))),
-        }
+        self.read(name, 0..self.entry(name)?.elements())
     }
 
     /// A tensor's elements in f16, rounded to nearest even.
@@ -173,37 +158,77 @@ impl SafeTensors {
     /// # Errors
     /// As [`read_f32`](Self::read_f32), and if a value is beyond f16's range.
     pub fn read_f16(&self, name: &str) -> Result<Vec<f16>> {
-        self.read_f16_range(name, 0..self.entry(name)?.elements())
+        self.read(name, 0..self.entry(name)?.elements())
     }
 
-    /// As [`read_f16`](Self::read_f16), some of the elements.
+    /// Some of a tensor's elements, on several threads; in f16 rounded to nearest even.
+    ///
+    /// # Errors
+    /// As [`read_f32`](Self::read_f32), and if a value is beyond f16's range.
+    pub fn read<T: Number>(&self, name: &str, range: Range<usize>) -> Result<Vec<T>> {
+        self.check_range(name, &range)?;
+        let mut values = zeroed_vec(range.len()); // the threads write all of it
+        let pieces = values.par_chunks_mut(PIECE).enumerate();
+        pieces.try_for_each(|(piece, values)| self.read_into(name, range.start + piece * PIECE, values))?;
+        Ok(values)
+    }
+
+    /// As [`read`](Self::read), the elements from `first` on, on this thread.
     ///
     /// # Errors
     /// As there.
-    pub fn read_f16_range(&self, name: &str, range: Range<usize>) -> Result<Vec<f16>> {
+    pub fn read_into<T: Number>(&self, name: &str, first: usize, values: &mut [T]) -> Result<()> {
+        let dtype = self.check_range(name, &(first..first + values.len()))?.dtype;
+        match dtype {
+            FileType::F32 | FileType::F16 if dtype.is(T::DTYPE) => {
+                self.read_at(name, first, bytemuck::cast_slice_mut(values))?;
+                values.iter_mut().for_each(|value| *value = value.from_little_endian());
+            }
+            FileType::F32 => self.convert(name, first, values, f32::from_le_bytes)?,
+            FileType::F16 => self.convert(name, first, values, |bytes| f16::from_le_bytes(bytes).to_f32())?,
+            FileType::BF16 => {
+                self.convert(name, first, values, |bytes| bf16::from_le_bytes(bytes).to_f32())?
+            }
+            FileType::I64 | FileType::F8E4M3 => return Err(self.no_numbers(name)),
+        }
+        match first_wrong(values) {
+            None => Ok(()),
+            Some((at, wrong)) => Err(self.bad(name, format!("element {} {wrong}", first + at))),
+        }
+    }
+
+    fn convert<const N: usize, T: Number>(
+        &self,
+        name: &str,
+        first: usize,
+        values: &mut [T],
+        from: impl Fn([u8; N]) -> f32,
+    ) -> Result<()> {
+        let mut bytes = vec![0; values.len() * N];
+        self.read_at(name, first, &mut bytes)?;
+        let mut wide = [0f32; WINDOW];
+        for (values, bytes) in values.chunks_mut(WINDOW).zip(bytes.chunks(WINDOW * N)) {
+            for (wide, bytes) in wide.iter_mut().zip(bytes.as_chunks().0) {
+                *wide = from(*bytes);
+            }
+            T::narrow(values, &wide);
+        }
+        Ok(())
+    }
+
+    /// Reads bytes from element `first` of a tensor on. The range has been checked.
+    fn read_at(&self, name: &str, first: usize, bytes: &mut [u8]) -> Result<()> {
         let entry = self.entry(name)?;
-        let mut values = Vec::with_capacity(range.len());
-        self.read_chunks(name, entry, range.clone(), |bytes| {
-            match entry.dtype {
-                FileType::F32 => {
-                    values.par_extend(words::<4>(bytes).map(|b| f16::from_f32(f32::from_le_bytes(b))))
-                }
-                FileType::F16 => values.par_extend(words::<2>(bytes).map(f16::from_le_bytes)),
-                FileType::BF16 => values
-                    .par_extend(words::<2>(bytes).map(|b| f16::from_f32(bf16::from_le_bytes(b).to_f32()))),
-                FileType::I64 | FileType::F8E4M3 => return Err(self.no_numbers(name)),
-            }
-            Ok(())
-        })?;
-        match values.par_iter().position_first(|value| !value.is_finite()) {
-            None => Ok(values),
-            Some(at) => {
-                let at = range.start + at;
-                Err(self.bad(
-                    name,
-                    format!("element {at} is beyond the range of f16 (±65504) or not finite; use f32"),
-                ))
-            }
+        let read = read_exact_at(&self.file, bytes, entry.begin + (first * entry.dtype.size()) as u64);
+        read.map_err(|error| self.bad(name, format!("can't be read: {error}")))
+    }
+
+    /// The tensor, if it has these elements.
+    fn check_range(&self, name: &str, range: &Range<usize>) -> Result<&Entry> {
+        let entry = self.entry(name)?;
+        match range.end <= entry.elements() {
+            true => Ok(entry),
+            false => Err(self.bad(name, format!("has {} elements, not {}", entry.elements(), range.end))),
         }
     }
 
@@ -216,12 +241,8 @@ impl SafeTensors {
         if entry.dtype != FileType::I64 {
             return Err(self.bad(name, format!("is {:?}, expected I64", entry.dtype)));
         }
-        let mut values = Vec::new();
-        self.read_chunks(name, entry, 0..entry.elements(), |bytes| {
-            values.par_extend(words::<8>(bytes).map(i64::from_le_bytes));
-            Ok(())
-        })?;
-        Ok(values)
+        let bytes = self.read_bytes(name, 0..entry.elements())?;
+        Ok(bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
     }
 
     /// The bytes of some of a tensor's elements.
@@ -229,12 +250,10 @@ impl SafeTensors {
     /// # Errors
     /// [`Error::Checkpoint`] if there is no such tensor, or the file can't be read any more.
     pub fn read_bytes(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>> {
-        let entry = self.entry(name)?;
-        let mut all = Vec::with_capacity(range.len() * entry.dtype.size());
-        self.read_chunks(name, entry, range, |bytes| {
-            all.extend_from_slice(bytes);
-            Ok(())
-        })?;
+        let size = self.check_range(name, &range)?.dtype.size();
+        let mut all = zeroed_vec(range.len() * size);
+        let pieces = all.par_chunks_mut(PIECE * size).enumerate();
+        pieces.try_for_each(|(piece, bytes)| self.read_at(name, range.start + piece * PIECE, bytes))?;
         Ok(all)
     }
 
@@ -250,37 +269,6 @@ impl SafeTensors {
     pub fn bad(&self, name: &str, reason: impl Into<String>) -> Error {
         bad(&self.path, Some(name), reason)
     }
-
-    /// Calls a function with the bytes of some of a tensor's elements, chunk by chunk; a chunk ends between elements.
-    fn read_chunks(
-        &self,
-        name: &str,
-        entry: &Entry,
-        range: Range<usize>,
-        mut take: impl FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let mut file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let failed = |error: std::io::Error| self.bad(name, format!("can't be read: {error}"));
-        if range.end > entry.elements() {
-            return Err(self.bad(name, format!("has {} elements, not {}", entry.elements(), range.end)));
-        }
-        let size = entry.dtype.size();
-        file.seek(SeekFrom::Start(entry.begin + (range.start * size) as u64)).map_err(failed)?;
-        let mut left = range.len() * size;
-        let mut buffer = vec![0; CHUNK.min(left)];
-        while left > 0 {
-            let piece = &mut buffer[..left.min(CHUNK)];
-            file.read_exact(piece).map_err(failed)?;
-            take(piece)?;
-            left -= piece.len();
-        }
-        Ok(())
-    }
-}
-
-/// The bytes as arrays of `N`.
-fn words<const N: usize>(bytes: &[u8]) -> impl IndexedParallelIterator<Item = [u8; N]> + '_ {
-    bytes.as_chunks().0.par_iter().copied()
 }
 
 /// An entry as the header spells it; unknown and repeated fields are refused.

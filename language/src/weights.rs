@@ -3,8 +3,9 @@
 use super::adapter::Adapter;
 use super::gguf_model::Tensors;
 use super::json::bad;
+use super::number::Number;
 use super::options::{LoadOptions, Matrices, Storage};
-use super::published::{Number, Published, matrix};
+use super::published::{Published, matrix};
 use super::rows::{self, Cut};
 use super::seam::{self, Config, ExpertPart};
 use half::f16;
@@ -399,7 +400,7 @@ impl Weights {
     }
 
     fn requantized(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
-        let (values, shape) = self.read(names, cut, Source::read_f32)?;
+        let (values, shape) = self.read(names, cut, Source::all)?;
         let base = QuantTensor::from_f32(&values, shape, format, &self.device)?;
         self.with_merged(base.into(), names, cut)
     }
@@ -483,8 +484,14 @@ impl Weights {
 
     fn stacked_cut(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Tensor> {
         let is_adapted = names.iter().any(|name| self.is_adapted(name.as_ref()));
+        if cut == Cut::Whole && !is_adapted && names.iter().all(|name| self.source.is_whole(name.as_ref())) {
+            return match self.dtype {
+                DType::F16 => self.direct::<f16>(names),
+                _ => self.direct::<f32>(names),
+            };
+        }
         if self.dtype == DType::F16 && !is_adapted {
-            let (values, shape) = self.read(names, cut, Source::read_f16)?;
+            let (values, shape) = self.read(names, cut, Source::all::<f16>)?;
             return Tensor::from_slice(&values, shape, &self.device);
         }
         let (values, shape) = self.read_adapted(names, cut)?;
@@ -495,6 +502,28 @@ impl Weights {
         Tensor::from_slice(&values, shape, &self.device)
     }
 
+    /// Matrices of equal width as one, their rows concatenated, read into the memory that the device copies from.
+    fn direct<T: Number>(&mut self, names: &[impl AsRef<str>]) -> Result<Tensor> {
+        let (mut parts, mut shape) = (Vec::new(), [0; 2]);
+        for name in names.iter().map(AsRef::as_ref) {
+            let [rows, columns] = matrix(&self.take(name)?.1);
+            parts.push((shape[0] * columns, name));
+            shape = [shape[0] + rows, columns];
+        }
+        let (source, all) = (&self.source, shape[0] * shape[1]);
+        Tensor::from_pieces(shape, &self.device, |mut first, mut piece: &mut [T]| {
+            while !piece.is_empty() {
+                let next = parts.partition_point(|(begin, _)| *begin <= first);
+                let (begin, name) = parts[next - 1]; // the first part begins at 0
+                let end = parts.get(next).map_or(all, |(begin, _)| *begin);
+                let (own, others) = piece.split_at_mut(piece.len().min(end - first));
+                source.read_into(name, first - begin, own)?;
+                (first, piece) = (first + own.len(), others);
+            }
+            Ok(())
+        })
+    }
+
     fn is_adapted(&self, name: &str) -> bool {
         self.adapter.as_ref().is_some_and(|adapter| adapter.changes(name))
     }
@@ -503,7 +532,7 @@ impl Weights {
     fn read_adapted(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<(Vec<f32>, [usize; 2])> {
         let adapter = self.adapter.clone();
         self.read(names, cut, |source, name| {
-            let mut values = source.read_f32(name)?;
+            let mut values = source.all::<f32>(name)?;
             if let Some(adapter) = &adapter {
                 adapter.add_to(name, &mut values);
             }
@@ -551,7 +580,7 @@ impl Weights {
         if let Source::Planned(_) = source {
             return Tensor::uninitialized(shape, DType::F32, &device);
         }
-        let vector = Tensor::from_slice(&source.read_f32(name)?, shape, &device)?;
+        let vector = Tensor::from_slice(&source.all::<f32>(name)?, shape, &device)?;
         if let Some(shared) = &mut self.shared {
             shared.vectors.insert(key, vector.clone());
         }
@@ -567,7 +596,7 @@ impl Weights {
         if let Source::Planned(_) = source {
             return Ok(Vec::new());
         }
-        source.read_f32(name)
+        source.all(name)
     }
 
     /// How many matrices were read to be cut into parts for several devices.
@@ -720,19 +749,30 @@ impl Source {
         }
     }
 
-    fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
+    /// All values of a tensor; of a planned one, none.
+    fn all<T: Number>(&self, name: &str) -> Result<Vec<T>> {
         match self {
             Self::Published(published) => published.all(name),
-            Self::Gguf(tensors) => tensors.read_f32(name),
+            Self::Gguf(tensors) => tensors.read(name),
             Self::Planned(_) => Ok(Vec::new()),
         }
     }
 
-    fn read_f16(&self, name: &str) -> Result<Vec<f16>> {
+    /// Whether [`read_into`](Self::read_into) reads it.
+    fn is_whole(&self, name: &str) -> bool {
         match self {
-            Self::Published(published) => published.all(name),
-            Self::Gguf(tensors) => tensors.read_f16(name),
-            Self::Planned(_) => Ok(Vec::new()),
+            Self::Published(published) => published.is_whole(name),
+            Self::Gguf(tensors) => tensors.is_whole(name),
+            Self::Planned(_) => false,
+        }
+    }
+
+    /// Values of a tensor from number `first` on.
+    fn read_into<T: Number>(&self, name: &str, first: usize, values: &mut [T]) -> Result<()> {
+        match self {
+            Self::Published(published) => published.read_into(name, first, values),
+            Self::Gguf(tensors) => tensors.read_into(name, first, values),
+            Self::Planned(_) => Ok(()),
         }
     }
 }

@@ -24,6 +24,7 @@ mod held;
 pub(crate) mod kv;
 mod layer_norm;
 mod linear;
+mod lora;
 mod matmul;
 mod misaligned;
 mod optimizer;
@@ -54,6 +55,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         sparse_attention::cases,
         matmul::cases,
         linear::cases,
+        lora::cases,
         quant::cases,
         quant_rows::cases,
         quantize::cases,

@@ -376,7 +376,7 @@ fn text_faults() -> Vec<Fault> {
             parts.data.extend([0; 32]);
         }),
         dims("blk.1.attn_q.weight", &[512, 128], "has shape [128, 512], the metadata says [256, 256]"),
-        fault(Some("output_norm.weight"), "value 0 is not finite", |parts| {
+        fault(Some("output_norm.weight"), "value 0 is inf", |parts| {
             let at = parts.offset("output_norm.weight") as usize;
             parts.data[at..at + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
         }),
@@ -564,10 +564,10 @@ fn large_tensors_are_read_in_pieces() {
     };
     let values: Vec<f32> = (0..VALUES).map(|i| (i % 2039) as f32).collect();
     let f32s = file(0, values.iter().flat_map(|value| value.to_le_bytes()).collect());
-    assert!(f32s.read_f32("w").unwrap() == values);
+    assert!(f32s.read::<f32>("w").unwrap() == values);
     let halves: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
     let f16s = file(1, halves.iter().flat_map(|value| value.to_le_bytes()).collect());
-    assert!(f16s.read_f16("w").unwrap() == halves && f16s.read_f32("w").unwrap() == values);
+    assert!(f16s.read::<half::f16>("w").unwrap() == halves && f16s.read::<f32>("w").unwrap() == values);
     // blocks of 32 values: a scale and a byte for each
     let block = |i: usize| [&f16::from_f32((i % 100) as f32).to_le_bytes()[..], &[i as u8; 32]].concat();
     let mut blocks: Vec<u8> = (0..VALUES / 32).flat_map(block).collect();
@@ -751,7 +751,7 @@ fn a_split_model_is_the_model_and_its_faults_are_named() {
         assert!(whole.names().eq(split.names()));
         Checkpoint::open(folder.path(), Some(&vision)).unwrap(); // its one model
         for name in whole.names() {
-            assert_eq!(whole.read_f32(name).unwrap(), split.read_f32(name).unwrap(), "{name}");
+            assert_eq!(whole.read::<f32>(name).unwrap(), split.read::<f32>(name).unwrap(), "{name}");
         }
         load(&first, &vision).unwrap();
     }

@@ -132,8 +132,8 @@ fn tensors_of_all_types_are_read_in_pieces() {
         file.read_bytes(name, &mut bytes).unwrap();
         let mut want = vec![0.0; info.values()];
         dequantize(info.ty, &bytes, &mut want);
-        assert_eq!(file.read_f32(name).unwrap(), want, "{name}");
+        assert_eq!(file.read::<f32>(name).unwrap(), want, "{name}");
         let halves: Vec<_> = want.iter().map(|&value| half::f16::from_f32(value)).collect();
-        assert_eq!(file.read_f16(name).unwrap(), halves, "{name}");
+        assert_eq!(file.read::<half::f16>(name).unwrap(), halves, "{name}");
     }
 }

@@ -140,6 +140,36 @@ fn fused_rows_are_those_of_separate_passes() -> Result<()> {
     Ok(())
 }
 
+/// One row beside a low-rank change is one launch on a GPU, and its words are zeros again for the next. Operands that do not fit are refused.
+#[test]
+fn a_change_beside_a_row_is_one_launch() -> Result<()> {
+    let device = common::cuda_device();
+    let (n, k, rank) = (70, 96, 5);
+    let randn = |shape: [usize; 2], seed| Tensor::randn(shape, DType::F32, seed, &device);
+    let (x, a, b) = (randn([1, k], 1)?, randn([rank, k], 2)?, randn([n, rank], 3)?);
+    let plain = Epilogue::default();
+    for format in FORMATS {
+        let w = ops::quantize(&randn([n, k], 4)?, format)?;
+        let (first, launched) = cuda::trace(|| ops::quant_lora(&x, &w, [&a, &b], &plain));
+        assert_eq!(launched, [&*format!("quant_lora_{}", name(format))]);
+        let again = ops::quant_lora(&x, &w, [&a, &b], &plain)?;
+        assert_eq!(first?.to_vec::<f32>()?, again.to_vec::<f32>()?);
+    }
+    let w = ops::quantize(&randn([n, k], 4)?, Format::Q4_0)?;
+    let refused = |x: &Tensor, a: &Tensor, b: &Tensor| ops::quant_lora(x, &w, [a, b], &plain).map(drop);
+    let narrow = randn([rank, k - 32], 1)?;
+    assert!(matches!(refused(&x, &narrow, &b), Err(Error::Shape { argument: "a", .. })));
+    assert!(matches!(refused(&x, &a, &randn([n, 6], 1)?), Err(Error::Shape { argument: "b", .. })));
+    assert!(matches!(refused(&narrow, &a, &b), Err(Error::Shape { argument: "x", .. })));
+    let half = Tensor::zeros([rank, k], DType::F16, &device)?;
+    assert!(matches!(refused(&x, &half, &b), Err(Error::DType { argument: "a", .. })));
+    let across = randn([rank, n], 1)?.swap_dims(0, 1)?;
+    assert!(matches!(refused(&x, &a, &across), Err(Error::Layout { argument: "b", .. })));
+    let elsewhere = a.to_device(&Device::Cpu)?;
+    assert!(matches!(refused(&x, &elsewhere, &b), Err(Error::DeviceMismatch { argument: "a", .. })));
+    Ok(())
+}
+
 /// By hand: of each 32 values the largest becomes 127, and rows are padded to 256 values.
 #[test]
 fn activations_in_eight_bits() -> Result<()> {

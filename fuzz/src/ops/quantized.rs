@@ -16,6 +16,7 @@ pub(super) const OPS: &[Op] = &[
     ("quant_gated_rows", quant_gated_rows),
     ("quant_matmul", quant_matmul),
     ("quant_linear", quant_linear),
+    ("quant_lora", quant_lora),
     ("quant_experts_linear", quant_experts_linear),
     ("quant_experts_gated", quant_experts_gated),
     ("quant_experts_rows", quant_experts_rows),
@@ -141,6 +142,24 @@ fn quant_matmul(call: &mut Call) -> Result<()> {
 
 fn quant_linear(call: &mut Call) -> Result<()> {
     multiply(call, ops::quant_linear_into)
+}
+
+fn quant_lora(call: &mut Call) -> Result<()> {
+    let (mut dims, n, rank, format) = (call.shape(), call.size(), call.size() + 1, call.pick(&FORMATS));
+    let last = dims.len() - 1;
+    let k = dims[last].max(1);
+    dims[last] = k;
+    let activation = call.pick(&ACTIVATIONS);
+    let x = call.input(&dims, DType::F32)?;
+    let w = matrix(call, n, k, format)?;
+    let (a, b) = (call.input(&[rank, k], DType::F32)?, call.input(&[n, rank], DType::F32)?);
+    let bias = if call.below(2) == 1 { Some(call.input(&[n], DType::F32)?) } else { None };
+    dims[last] = if activation == ops::Activation::SwiGlu { n / 2 } else { n };
+    let [abs, rel] = product(k);
+    let sums = (rank as f64).sqrt() * (6.0 + 2.0 * k as f64) * f64::from(f32::EPSILON);
+    let mut y = call.output(&dims, DType::F32, [16.0 * (abs + sums), rel])?;
+    let epilogue = Epilogue { bias: bias.as_ref(), activation, residual: None };
+    into!(call, y => ops::quant_lora_into(y.view()?, &x, &w, [&a, &b], &epilogue))
 }
 
 type Multiply =

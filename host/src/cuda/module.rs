@@ -10,6 +10,7 @@ use cust::sys;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The resources that a kernel takes on a multiprocessor, as the driver compiled it.
@@ -42,6 +43,8 @@ pub(crate) struct Modules {
     kernels: HashMap<&'static str, Slot>,
     /// Locked while a module is loaded: other threads wait for the same module, not for other modules.
     loading: HashMap<&'static str, Mutex<()>>,
+    /// Launches that wait for a module.
+    awaited: AtomicUsize,
     /// Of a planned device, the modules whose kernels it was given, in the order of their first use.
     planned: Option<Mutex<Vec<&'static str>>>,
 }
@@ -59,6 +62,7 @@ impl Modules {
         Self {
             kernels: kernels_gpu::KERNELS.iter().copied().flatten().map(slot).collect(),
             loading: ptx_modules().map(|name| (name, Mutex::new(()))).collect(),
+            awaited: AtomicUsize::new(0),
             planned: None,
         }
     }
@@ -87,7 +91,10 @@ impl Modules {
             reason: "this program has no such kernel".into(),
         })?;
         if slot.kernel.get().is_none() {
-            self.load(slot.info.module)?;
+            self.awaited.fetch_add(1, Ordering::Relaxed);
+            let loaded = self.load(slot.info.module);
+            self.awaited.fetch_sub(1, Ordering::Relaxed);
+            loaded?;
         }
         slot.kernel.get().ok_or_else(|| Error::ModuleLoad {
             code: 500,
@@ -98,6 +105,11 @@ impl Modules {
     /// Whether the module has been loaded; false for a module without kernels.
     pub(super) fn is_loaded(&self, module: &str) -> bool {
         self.slots_of(module).any(|slot| slot.kernel.get().is_some())
+    }
+
+    /// Whether a launch waits for a module.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed) > 0
     }
 
     fn slots_of(&self, module: &str) -> impl Iterator<Item = &Slot> {

@@ -2,9 +2,10 @@
 
 use super::device::CudaDevice;
 use crate::Result;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 /// The result of [`CudaDevice::load_modules`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,7 +16,59 @@ pub struct Loaded {
     pub before: usize,
 }
 
+/// Modules that are being loaded on a thread of their own. It ends, after the module that it is loading, when this is dropped.
+#[derive(Debug)]
+pub struct Preload {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Preload {
+    /// Waits until all have been loaded.
+    pub fn finish(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a panic there leaves modules to their first launch
+        }
+    }
+}
+
+impl Drop for Preload {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.join();
+    }
+}
+
 impl CudaDevice {
+    /// Loads modules one after another on a thread of its own. The driver compiles one module at a time (all modules with driver 580 on an
+    /// H200: 23.5 s with 16 threads, 26.2 s with one), so a module that a launch waits for comes first. An error of a module is that of
+    /// its first launch.
+    pub fn preload(&self, modules: Vec<&'static str>) -> Preload {
+        let (stop, device) = (Arc::new(AtomicBool::new(false)), self.clone());
+        let stopped = Arc::clone(&stop);
+        let work = move || {
+            if device.bind().is_err() {
+                return;
+            }
+            for name in modules {
+                while device.modules().is_awaited() && !stopped.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                let _ = device.modules().load(name);
+            }
+        };
+        // without the thread each module is loaded at its first launch
+        let thread = thread::Builder::new().name("modules".into()).spawn(work).ok();
+        Preload { stop, thread }
+    }
+
     /// Loads modules before their first launch, on several threads: with an empty cache the driver compiles each module,
     /// which takes up to a second.
     ///

@@ -11,6 +11,7 @@ pub(crate) mod embedding;
 pub(crate) mod experts;
 pub(crate) mod float16;
 pub(crate) mod layer_norm;
+pub(crate) mod lora;
 pub(crate) mod matmul;
 pub(crate) mod paged_attention;
 pub(crate) mod peak;

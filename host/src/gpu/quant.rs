@@ -129,8 +129,16 @@ fn decode<T: DeviceElement>(
 }
 
 /// The addresses of a matrix's quants and scales; the format gives their layout.
-fn addresses(w: &QuantTensor) -> (*const u8, *const u8) {
+pub(super) fn addresses(w: &QuantTensor) -> (*const u8, *const u8) {
     (w.quants.address() as *const u8, w.scales.address() as *const u8)
+}
+
+/// The blocks of a kernel that the device holds at once.
+pub(super) fn one_wave<P>(device: &CudaDevice, spec: &KernelSpec<P>) -> Result<u32> {
+    let &Properties { multiprocessor, multiprocessors, .. } = device.properties();
+    let Resources { registers, shared_bytes } = device.kernel_resources(spec.name)?;
+    let resident = multiprocessor.resident_blocks(spec.threads(), registers, shared_bytes);
+    Ok(resident.max(1) * multiprocessors)
 }
 
 /// y = act(x·wᵀ + bias) + residual for one row `x` in f32.
@@ -142,11 +150,8 @@ pub(crate) fn vector(
     epilogue: &Epilogue,
 ) -> Result<()> {
     let (spec, n) = (VECTOR1[w.format() as usize], w.rows() as u32);
-    // One wave: each block quantises the row once, for all columns that it computes.
-    let &Properties { multiprocessor, multiprocessors, .. } = device.properties();
-    let Resources { registers, shared_bytes } = device.kernel_resources(spec.name)?;
-    let resident = multiprocessor.resident_blocks(spec.threads(), registers, shared_bytes);
-    let grid = [vector::blocks1(n).min(resident.max(1) * multiprocessors), 1, 1];
+    // each block quantises the row once, for all columns that it computes
+    let grid = [vector::blocks1(n).min(one_wave(device, &spec)?), 1, 1];
     let (k, cols) = (w.k as u32, w.cols() as u32);
     let (bias, residual, activation) = arguments(epilogue);
     let (w, w_scales) = addresses(w);
@@ -157,7 +162,7 @@ pub(crate) fn vector(
 }
 
 /// Bias, residual, and the activation's number.
-fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
+pub(super) fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
     let pointer = |tensor: Option<&Tensor>| tensor.map_or(ptr::null(), Tensor::ptr);
     (pointer(epilogue.bias), pointer(epilogue.residual), super::activate::number(epilogue.activation))
 }

@@ -2,6 +2,7 @@
 
 use super::adaptor::{Entry, Recorder};
 use super::device::{DevicePool, StreamHandle, pool_for};
+use super::pinned_pool::CHUNK;
 use crate::cuda::{CudaDevice, DevicePtr, DevicePtrMut, Kept, check, conceal, expose};
 use crate::mutation::{Wait, left_out};
 use crate::{Element, Error, Result};
@@ -13,6 +14,9 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes of a chunk of [`DeviceBuffer::upload_by`]: pieces for many threads.
+const WRITTEN: usize = 4 * CHUNK;
 
 /// Device memory that belongs to one stream: work queued on it may use the memory from the allocation on, and reuse it after
 /// the drop. Zero bytes have no memory and address 0.
@@ -248,7 +252,28 @@ impl DeviceBuffer {
         if source.is_empty() || self.device.is_planned() {
             return Ok(());
         }
-        self.upload_staged(offset, source)
+        self.upload_staged(offset, source.len(), CHUNK, &|at, piece| {
+            piece.copy_from_slice(&source[at..at + piece.len()]);
+            Ok(())
+        })
+    }
+
+    /// As [`upload`](Self::upload), with the `bytes` bytes that `write` writes into pinned memory itself: in pieces, on several threads,
+    /// each called with the number of its first byte. Pieces begin at multiples of 16.
+    ///
+    /// # Errors
+    /// As there, and the first error of a piece.
+    pub(crate) fn upload_by(
+        &mut self,
+        bytes: usize,
+        write: &(dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
+    ) -> Result<()> {
+        drop(self.device.stream().lock_to_copy("upload")?);
+        self.range("upload", 0, bytes)?;
+        if bytes == 0 || self.device.is_planned() {
+            return Ok(());
+        }
+        self.upload_staged(0, bytes, WRITTEN, write)
     }
 
     /// Waits for all work queued on the stream, then copies from `offset` to host memory.

@@ -9,10 +9,9 @@ use super::device;
 use super::pinned_pool::{Block, CHUNK, PinnedPool};
 use crate::cuda::{CudaDevice, Kept, check};
 use crate::mutation::{Wait, left_out};
-use crate::parallel::InTasks;
+use crate::parallel::try_pieces;
 use crate::{Error, Result};
 use cust::sys;
-use rayon::prelude::*;
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
@@ -287,18 +286,24 @@ impl DeviceBuffer {
         settle(self.device(), target, queued).map(Download)
     }
 
-    /// Copies host bytes to `offset`. The source may be changed after the return; the last chunks may still be in flight on
-    /// the buffer's stream.
-    pub(super) fn upload_staged(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+    /// Copies `bytes` bytes to `offset`, in chunks of at most `most`. Threads write them in pieces, each called with the number of its first byte; the last chunks
+    /// may still be in flight on the buffer's stream after the return.
+    pub(super) fn upload_staged(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        most: usize,
+        write: &(dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
+    ) -> Result<()> {
         let mut chunks: [Option<PinnedBuffer>; 2] = [None, None];
-        for (index, part) in source.chunks(CHUNK).enumerate() {
+        for (index, at) in (0..bytes).step_by(most).enumerate() {
+            let len = most.min(bytes - at);
             let mut chunk = match chunks[index % 2].take() {
                 Some(chunk) => chunk.settled(Wait::ChunkReuse)?, // its copy of two rounds ago
-                None => PinnedBuffer::new(self.device(), part.len())?,
+                None => PinnedBuffer::new(self.device(), len)?,
             };
-            let pieces = chunk[..part.len()].par_chunks_mut(PIECE).zip(part.par_chunks(PIECE));
-            pieces.in_tasks(|(to, from)| to.copy_from_slice(from));
-            chunks[index % 2] = Some(self.queue_upload(offset + index * CHUNK, chunk, part.len())?);
+            try_pieces(&mut chunk[..len], PIECE, &|from, piece| write(at + from, piece))?;
+            chunks[index % 2] = Some(self.queue_upload(offset + at, chunk, len)?);
         }
         Ok(())
     }

@@ -23,13 +23,6 @@ impl Matrix {
         }
     }
 
-    /// y = act(product + bias) + residual, where the product could not do that itself.
-    pub(super) fn finish_into(y: TensorMut, product: &Tensor, epilogue: &Epilogue) -> Result<()> {
-        let Epilogue { bias, activation, residual } = *epilogue;
-        let Some(residual) = residual else { return ops::activate_into(y, product, bias, activation) };
-        ops::add_into(y, &ops::activate(product, bias, activation)?, residual)
-    }
-
     /// The rows with the numbers `ids`, in f32.
     pub(super) fn rows(&self, ids: &Tensor) -> Result<Tensor> {
         match self {
@@ -60,7 +53,7 @@ impl Stacked {
         }
         let mut product = Tensor::uninitialized([x.dims()[0], self.dims[0]], DType::F32, &x.device())?;
         self.product_into(product.view_mut()?, x, norm)?;
-        Matrix::finish_into(y, &product, epilogue)
+        ops::finish_into(y, &product, epilogue)
     }
 
     /// y [rows, n] = norm(x)·Wᵀ; each part's columns follow those of the previous part.
@@ -117,20 +110,26 @@ impl Adapted {
     ) -> Result<()> {
         let normed = norm.map(|norm| norm.forward(x)).transpose()?;
         let x = normed.as_ref().unwrap_or(x);
-        let Epilogue { bias, activation, residual } = *epilogue;
-        let low = ops::linear(x, &self.a, None, &Epilogue::default())?;
-        let change =
-            |residual| ops::linear(&low, &self.b, None, &Epilogue { residual, ..Epilogue::default() });
-        if activation == Activation::Identity {
-            let change = change(residual)?;
-            let epilogue = Epilogue { bias, residual: Some(&change), ..Epilogue::default() };
-            return self.base.linear_into(y, x, None, &epilogue);
+        match &*self.base {
+            Matrix::Quantized(weight) => ops::quant_lora_into(y, x, weight, [&self.a, &self.b], epilogue),
+            Matrix::Stacked(parts) if x.dims()[0] == 1 => self.row_by_parts(y, x, parts, epilogue),
+            base => ops::beside_into(y, x, [&self.a, &self.b], self.b.dims()[0], epilogue, |y, epilogue| {
+                base.linear_into(y, x, None, epilogue)
+            }),
         }
-        let change = change(None)?;
-        let mut product = Tensor::uninitialized(change.shape(), DType::F32, &x.device())?;
-        let epilogue = Epilogue { bias, residual: Some(&change), ..Epilogue::default() };
-        self.base.linear_into(product.view_mut()?, x, None, &epilogue)?;
-        Matrix::finish_into(y, &product, &Epilogue { activation, residual, ..Epilogue::default() })
+    }
+
+    /// The product with one row, each part of the base beside its rows of the change.
+    fn row_by_parts(&self, y: TensorMut, x: &Tensor, base: &Stacked, epilogue: &Epilogue) -> Result<()> {
+        let mut sums = Tensor::uninitialized([1, base.dims[0]], DType::F32, &x.device())?;
+        let mut at = 0;
+        for part in &base.parts {
+            let n = part.dims()[0];
+            let part = Self { base: Box::new(part.clone()), a: self.a.clone(), b: self.b.narrow(0, at, n)? };
+            part.linear_into(sums.view_mut()?.narrow(1, at, n)?, x, None, &Epilogue::default())?;
+            at += n;
+        }
+        ops::finish_into(y, &sums, epilogue)
     }
 }
 

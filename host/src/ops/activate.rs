@@ -1,6 +1,7 @@
 //! The epilogue of a linear map: bias, activation, residual.
 
 use super::check::Check;
+use super::elementwise::add_into;
 use crate::problem::activate::{Activation, Epilogue};
 use crate::{Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
@@ -63,6 +64,13 @@ pub fn activate_into(y: TensorMut, x: &Tensor, bias: Option<&Tensor>, activation
         Device::Cpu => cpu::activate::activate(y, x, bias, activation),
         Device::Cuda(device) => gpu::activate::activate(&device, y, x, bias, activation),
     }
+}
+
+/// y = act(sums + bias) + residual, where the product could not do that itself.
+pub(crate) fn finish_into(y: TensorMut, sums: &Tensor, epilogue: &Epilogue) -> Result<()> {
+    let Epilogue { bias, activation, residual } = *epilogue;
+    let Some(residual) = residual else { return activate_into(y, sums, bias, activation) };
+    add_into(y, &activate(sums, bias, activation)?, residual)
 }
 
 fn output_shape(x: &Tensor, activation: Activation) -> Result<Shape> {

@@ -40,6 +40,7 @@ mod experts;
 mod float16;
 mod layer_norm;
 mod linear;
+mod lora;
 mod matmul;
 mod paged_attention;
 mod quant;
@@ -102,6 +103,7 @@ mod training {
 #[cfg(feature = "training")]
 pub use training::*;
 
+pub(crate) use activate::finish_into;
 pub use activate::{activate, activate_into};
 pub use attention::{MAX_CACHED_QUERIES, attention, attention_into};
 pub use attention::{attention_cached_into, attention_over_into};
@@ -122,6 +124,8 @@ pub use experts::{experts_sum, experts_sum_into};
 pub use float16::{float16_decode, float16_decode_into, float16_encode, float16_matmul};
 pub use layer_norm::{layer_norm, layer_norm_into};
 pub use linear::{linear, linear_into};
+pub(crate) use lora::beside_into;
+pub use lora::{quant_lora, quant_lora_into};
 pub use matmul::{matmul, matmul_into};
 pub use paged_attention::{PAGE, paged_attention_each_into, paged_attention_into};
 pub use quant::{

@@ -1,9 +1,8 @@
 //! Quantised matrices: quantise, dequantise, multiply.
 
-use super::activate::{activate, activate_into};
+use super::activate::{activate, finish_into};
 use super::check::Check;
 use super::copy::{aligned, copy_into};
-use super::elementwise::add_into;
 use super::rms_norm::{self, rms_norm};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::problem::pieces::QUANTIZE_PIECE;
@@ -310,7 +309,6 @@ pub fn quant_linear_into(
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<()> {
-    let Epilogue { bias, activation, residual } = *epilogue;
     let product = |y: TensorMut, epilogue: &Epilogue| match norm {
         Some((weight, eps)) if !has_one_row(x) => {
             quant_matmul_rows_into(y, &rms_norm_rows(x, weight, eps)?, w, epilogue)
@@ -318,13 +316,12 @@ pub fn quant_linear_into(
         Some((weight, eps)) => quant_matmul_into(y, &rms_norm(x, weight, eps)?, w, epilogue),
         None => quant_matmul_into(y, x, w, epilogue),
     };
-    if !matches!(activation, Activation::GeluErf | Activation::SwiGlu) {
+    if !matches!(epilogue.activation, Activation::GeluErf | Activation::SwiGlu) {
         return product(y, epilogue);
     }
     let mut sums = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
     product(sums.view_mut()?, &Epilogue::default())?;
-    let Some(residual) = residual else { return activate_into(y, &sums, bias, activation) };
-    add_into(y, &activate(&sums, bias, activation)?, residual)
+    finish_into(y, &sums, epilogue)
 }
 
 /// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits first.
@@ -362,7 +359,7 @@ pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &E
 }
 
 /// Whether a product with `x` is one with a vector, whose kernel quantises it itself.
-fn has_one_row(x: &Tensor) -> bool {
+pub(super) fn has_one_row(x: &Tensor) -> bool {
     x.shape().rank() > 0 && x.shape().rows_cols().0 == 1
 }
 
@@ -405,7 +402,7 @@ fn check_columns(check: Check, x: &Shape, w: &QuantTensor) -> Result<()> {
 }
 
 /// Checks a product with activations of shape `x`, stored in `held`; returns the device of all tensors.
-fn check_product(
+pub(super) fn check_product(
     y: &TensorMut,
     x: &Shape,
     held: &Tensor,
@@ -476,7 +473,7 @@ fn with_last(shape: &Shape, last: usize) -> Shape {
     dims.into()
 }
 
-fn with_last_replaced(shape: &Shape, last: usize) -> Shape {
+pub(super) fn with_last_replaced(shape: &Shape, last: usize) -> Shape {
     let mut dims = shape.dims().to_vec();
     dims.pop();
     dims.push(last);

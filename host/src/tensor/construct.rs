@@ -3,7 +3,7 @@
 use super::Tensor;
 use super::layout::Layout;
 use super::storage::Storage;
-use crate::parallel::InTasks;
+use crate::parallel::{InTasks, try_pieces};
 use crate::{DType, Device, Element, Error, Result, Shape};
 use half::f16;
 use rand_chacha::ChaCha8Rng;
@@ -12,6 +12,8 @@ use rayon::prelude::*;
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
+/// Bytes of a piece of [`Tensor::from_pieces`] on the CPU.
+const PIECE: usize = 512 << 10;
 /// Elements per rayon task of [`Tensor::randn`]; even, because normals are computed in pairs.
 const CHUNK: usize = 1 << 14;
 
@@ -70,6 +72,41 @@ impl Tensor {
         match &mut storage {
             Storage::Cpu(buffer) => bytemuck::cast_slice_mut::<u8, T>(buffer.bytes_mut()).fill(value),
             Storage::Cuda(buffer) => buffer.fill_elements(value)?,
+        }
+        Ok(Self { storage: Arc::new(storage), layout })
+    }
+
+    /// A tensor whose elements `write` writes in row-major order: in pieces, on several threads, each called with the number of its first
+    /// element. Those of a GPU are written into the pinned memory that it copies from, while earlier ones are copied: so weights are read
+    /// from a file once.
+    ///
+    /// ```
+    /// use pascaline::{Device, Tensor};
+    /// let x = Tensor::from_pieces([2, 2], &Device::Cpu, |first, piece: &mut [u32]| {
+    ///     piece.iter_mut().enumerate().for_each(|(at, element)| *element = (first + at) as u32);
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(x.to_vec::<u32>()?, [0, 1, 2, 3]);
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An error of `write`, and as [`uninitialized`](Self::uninitialized).
+    #[track_caller]
+    pub fn from_pieces<T: Element>(
+        shape: impl Into<Shape>,
+        device: &Device,
+        write: impl Fn(usize, &mut [T]) -> Result<()> + Sync,
+    ) -> Result<Self> {
+        let layout = Layout::contiguous(T::DTYPE, shape.into())?;
+        let elements = layout.shape.elements();
+        let mut storage = Storage::uninitialized(device, T::DTYPE, elements)?;
+        let write = |at: usize, piece: &mut [u8]| write(at / size_of::<T>(), bytemuck::cast_slice_mut(piece));
+        match &mut storage {
+            Storage::Cpu(buffer) => {
+                try_pieces(&mut buffer.bytes_mut()[..elements * size_of::<T>()], PIECE, &write)?;
+            }
+            Storage::Cuda(buffer) => buffer.upload_by(elements * size_of::<T>(), &write)?,
         }
         Ok(Self { storage: Arc::new(storage), layout })
     }

@@ -4,10 +4,9 @@
 //! has 16 consecutive bytes of a group. If not, it has every `width`-th element of it, so that loads are coalesced either
 //! way.
 
+use super::prefetch::prefetch;
 use super::vector::Vector;
-#[cfg(target_arch = "nvptx64")]
-use core::arch::asm;
-use cuda_std::{gpu_only, inlined};
+use cuda_std::inlined;
 
 /// The columns of a row that belong to one thread.
 #[derive(Clone, Copy)]
@@ -72,15 +71,10 @@ impl Columns {
     }
 
     /// Prefetches the thread's vector of group `i` into the L2 cache, if it has one. No register waits for it.
-    #[gpu_only]
     pub fn prefetch<T: Vector>(self, row: *const T, i: u32) {
         let start = self.column(i, 0);
         if self.vectors && start < self.cols {
-            let pointer = row.wrapping_add(start as usize);
-            // SAFETY: a hint, which reads no memory.
-            unsafe {
-                asm!("prefetch.global.L2 [{}];", in(reg64) pointer, options(nostack, preserves_flags, readonly));
-            }
+            prefetch(row.wrapping_add(start as usize));
         }
     }
 

@@ -22,3 +22,13 @@ pub fn opaque(value: u32) -> u32 {
     unsafe { asm!("// {}", inout(reg32) value => same, options(nomem, nostack, preserves_flags)) };
     same
 }
+
+/// threadIdx.x, read anew at each call: between them no register holds it, nor what follows from it.
+#[gpu_only]
+#[inline(always)]
+pub fn read_thread_idx_x() -> u32 {
+    let number;
+    // SAFETY: reads a special register.
+    unsafe { asm!("mov.u32 {}, %tid.x;", out(reg32) number, options(nomem, nostack, preserves_flags)) };
+    number
+}

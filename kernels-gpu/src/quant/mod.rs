@@ -13,6 +13,7 @@
 //! | weights  | how a kernel reads a format                                        |
 //! | activations | how products with a vector read the activations                |
 //! | vector   | x·wᵀ for m ≤ 8: every row of w is read once by a warp              |
+//! | lora     | x·wᵀ + (x·aᵀ)·bᵀ for m = 1 in one launch                           |
 //! | tile     | x·wᵀ for larger m: tiles of w and x in shared memory               |
 //! | straight_through | the gradient of quantising (straight-through estimator)    |
 //! | scaled   | f32 to Q8_0 and Q4_0 with given scales, and the gradients of both  |
@@ -27,6 +28,7 @@ pub mod epilogue;
 pub mod experts;
 pub mod formats;
 mod inputs;
+pub mod lora;
 pub mod norm;
 pub mod scaled;
 pub mod search;

@@ -35,7 +35,7 @@ use super::weights::{Matrix, Weights};
 use super::{FORMATS, Product};
 use crate::activate::IDENTITY;
 use crate::device::unroll::unroll;
-use crate::device::{keep_order, shared};
+use crate::device::{keep_order, opaque, read_thread_idx_x, shared};
 use crate::experts::{Place, place};
 use core::ptr::null;
 use cuda_std::prelude::*;
@@ -46,12 +46,16 @@ use cuda_std::{KernelInfo, KernelSpec};
 const WARPS: u32 = 4;
 const THREADS: u32 = WARPS * 32;
 /// Warps of a block that quantises x. With more warps fewer blocks quantise it, but each barrier waits for more warps.
-const WARPS1: u32 = 16;
-const THREADS1: u32 = WARPS1 * 32;
+pub(super) const WARPS1: u32 = 16;
+pub(super) const THREADS1: u32 = WARPS1 * 32;
 /// Quantised values of x that a block holds at a time.
 const TILE: u32 = 8192;
+/// Bytes of the quantised values in shared memory.
+const TILE_BYTES: u32 = 4 * (quant_words(TILE) + block_words(TILE));
+/// Bytes of shared memory of [`vector1`] without `ONCE`.
+pub(super) const SHARED1: u32 = TILE_BYTES + 4 * THREADS1;
 /// Rows of w per warp of [`VECTOR1`].
-const ROWS1: u32 = 2;
+pub(super) const ROWS1: u32 = 2;
 
 /// The most rows of x.
 pub const MAX_M: u32 = 16;
@@ -233,6 +237,8 @@ struct Tile {
     x: *const f32,
     cols: u32,
     from: u32,
+    /// The thread's number.
+    tid: u32,
 }
 
 #[inlined]
@@ -258,7 +264,7 @@ impl Tile {
     unsafe fn early<const X: usize, const PARTS: bool>(self, first: u32) -> [[f32; 4]; X] {
         let mut values = [[0.0; 4]; X];
         unroll!(I < 2 => if I < X {
-            let word = thread::thread_idx_x() + I as u32 * THREADS1;
+            let word = self.tid + I as u32 * THREADS1;
             // SAFETY: `x` has `cols` values and is 16-byte aligned: this function's contract.
             values[I] = unsafe { self.four::<PARTS>(first, self.from + word * 4) };
         });
@@ -288,7 +294,7 @@ impl Tile {
                     into.set_block(word / LANES, scale.scale, W::of_sum(scale));
                 }
             };
-            let mut word = thread::thread_idx_x();
+            let mut word = self.tid;
             unroll!(I < 2 => if I < X {
                 if word / 32 * 128 < count {
                     put(word, early[I]);
@@ -304,12 +310,12 @@ impl Tile {
 }
 
 /// The block's memory for a tile of x.
-trait Memory {
+pub(super) trait Memory {
     fn row(self) -> SharedRow<TILE>;
 }
 
 /// Declares it where it is used.
-struct Declared;
+pub(super) struct Declared;
 
 impl Memory for Declared {
     #[inline(always)]
@@ -328,31 +334,86 @@ impl Memory for SharedRow<TILE> {
     }
 }
 
-/// The product with the n rows of w from row `from_row` on, to row blockIdx.y of y with `ONCE`, else to the first.
-/// `x`: the row, or with `ONCE` several, of which it is the one from value `first_of_x` on. With `ONCE`, blocks cover them all at once.
+/// What is added to the product with one row of x before the epilogue.
+pub(super) trait Beside: Copy {
+    /// Whether there is anything.
+    const ANY: bool;
+
+    /// The first blocks of the grid, which compute no product.
+    fn helpers(self) -> u32;
+
+    /// Prefetches what [`sums`](Self::sums) reads.
+    fn prefetch(self, first: u32, n: u32);
+
+    /// What is added to the products with the rows of w from `first` on, of n.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together.
+    unsafe fn sums(self, first: u32, n: u32) -> [f32; ROWS1 as usize];
+}
+
+/// Nothing is added.
+#[derive(Clone, Copy)]
+struct Nothing;
+
+impl Beside for Nothing {
+    const ANY: bool = false;
+
+    #[inline(always)]
+    fn helpers(self) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _: u32, _: u32) {}
+
+    #[inline(always)]
+    unsafe fn sums(self, _: u32, _: u32) -> [f32; ROWS1 as usize] {
+        [0.0; ROWS1 as usize]
+    }
+}
+
+/// The row of x: `cols` values from value `first` on.
+#[derive(Clone, Copy)]
+pub(super) struct Row1 {
+    pub x: *const f32,
+    /// 0 without `ONCE` of [`vector1`].
+    pub first: u32,
+    pub cols: u32,
+}
+
+/// The product with the n rows of w from row `from_row` on, to row blockIdx.y of y with `ONCE`, else to the first. With `ONCE`, blocks
+/// cover them all at once.
 ///
 /// # Safety
-/// As the kernels below.
+/// As the kernels below. Helpers do not call it.
 #[inline(always)]
-unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
+pub(super) unsafe fn vector1<W: Weights, B: Beside, const U: usize, const X: usize, const ONCE: bool>(
     epilogue: Epilogue,
-    x: *const f32,
-    first_of_x: u32,
+    Row1 { x, first: first_of_x, cols }: Row1,
     w: Matrix,
     from_row: u32,
-    cols: u32,
+    beside: B,
     memory: impl Memory,
 ) {
     const R: usize = ROWS1 as usize;
     let row = memory.row();
-    let (warp, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
     let n = epilogue.n;
     let step = 32 * U as u32;
-    let mut base = thread::block_idx_x() * WARPS1 * ROWS1;
+    let helpers = beside.helpers();
+    let mut base = (thread::block_idx_x() - helpers) * WARPS1 * ROWS1;
     let mut quantized = false;
     while base < n {
         // place: this warp's rows of w; those past the end are the last one, read again and not written
-        let first = base + warp * ROWS1;
+        // registers do not suffice to keep `base`, and what follows from the thread's number is computed when it is needed
+        let (tid, lane) = (read_thread_idx_x(), opaque(warp::lane_id()));
+        let first = base + tid / 32 * ROWS1;
+        let bases = (!ONCE).then(shared::declare::<u32, { THREADS1 as usize }>);
+        if let Some(bases) = bases {
+            // SAFETY: the word is this thread's.
+            unsafe { bases.set(tid, base) };
+        }
+        beside.prefetch(first, n);
         let mut acc = [0.0f32; R];
         let mut from = 0;
         // SAFETY: the loops' bounds are the block's, so all threads are at every barrier and shuffle. Rows of w are
@@ -361,7 +422,7 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
         unsafe {
             while from < w.k {
                 let units = (w.k - from).min(TILE) / W::UNIT;
-                let tile = Tile { x, cols, from };
+                let tile = Tile { x, cols, from, tid };
                 // load
                 let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X, ONCE>(first_of_x) };
                 let rows = Rows::<R>::new::<W>(w, from_row, first, n, from / W::UNIT);
@@ -400,8 +461,19 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
                 let sum = Sum.over::<32>(acc[J]);
                 own = if lane == J as u32 { sum } else { own };
             });
+            let tid = read_thread_idx_x();
+            if let Some(bases) = bases {
+                base = bases.get(tid);
+            }
+            let first = base + tid / 32 * ROWS1;
             let column = first + lane;
-            if lane < ROWS1 && column < n {
+            if B::ANY {
+                let added = beside.sums(first, n);
+                if lane < ROWS1 && column < n {
+                    let added = if lane == 0 { added[0] } else { added[1] };
+                    epilogue.write(0, column, own * W::row_scale(w, from_row + column) + added);
+                }
+            } else if lane < ROWS1 && column < n {
                 let row_of_y = if ONCE { thread::block_idx_y() } else { 0 };
                 epilogue.write(row_of_y, column, own * W::row_scale(w, from_row + column));
             }
@@ -409,7 +481,7 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize, const ONCE: bool>(
         if ONCE {
             return;
         }
-        base += thread::grid_dim_x() * WARPS1 * ROWS1;
+        base += (thread::grid_dim_x() - helpers) * WARPS1 * ROWS1;
     }
 }
 
@@ -552,7 +624,7 @@ macro_rules! vectors {
                 /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
                 #[kernel(
                     name = concat!("quant_vector1_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = 4 * (quant_words(TILE) + block_words(TILE)),
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1,
                     // shuffle steps: 3 and 3 where x is quantised, 5 for each sum
                     shuffles = 6 * (EARLY as u32 + 1) + 5 * ROWS1
                 )]
@@ -562,7 +634,8 @@ macro_rules! vectors {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
-                        super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY, false>(epilogue, p.x, 0, w, 0, p.cols, Declared)
+                        let x = Row1 { x: p.x, first: 0, cols: p.cols };
+                        super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false>(epilogue, x, w, 0, Nothing, Declared)
                     }
                 }
 
@@ -572,14 +645,14 @@ macro_rules! vectors {
                 /// [`Experts1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
                 #[kernel(
                     name = concat!("quant_experts1_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = 4 * (quant_words(TILE) + block_words(TILE)),
+                    block = THREADS1, min_blocks = 2, shared_bytes = TILE_BYTES,
                     shuffles = 2 * (6 * (EARLY_EXPERTS as u32 + 1) + 5 * ROWS1)
                 )]
                 pub unsafe fn experts1(p: Experts1) {
                     let pair = thread::block_idx_y();
                     // SAFETY: the pair exists, and its expert has a place; else, this kernel's contract is the body's.
                     unsafe {
-                        let first_of_x = pair / p.sharing.max(1) * p.cols;
+                        let x = Row1 { x: p.x, first: pair / p.sharing.max(1) * p.cols, cols: p.cols };
                         let epilogue = Epilogue { y: p.y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
                         let row = Declared.row();
                         let expert = *p.ids.add(pair as usize);
@@ -587,11 +660,11 @@ macro_rules! vectors {
                         match place(p.slots, p.on_device, expert, p.n) {
                             Place::All(first) => {
                                 let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
-                                super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, p.x, first_of_x, w, first, p.cols, row)
+                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, first, Nothing, row)
                             }
                             Place::Slot(first) => {
                                 let w = Matrix { quants: p.cached, scales: p.cached_scales, k: p.k };
-                                super::super::vector1::<$format, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, p.x, first_of_x, w, first, p.cols, row)
+                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, first, Nothing, row)
                             }
                             Place::Away => zeros(p.y.add((pair * p.n) as usize), p.n),
                         }

@@ -6,17 +6,19 @@
 use super::container::{Container, TensorInfo};
 use super::metadata::Metadata;
 use crate::json::bad;
+use crate::number::{Number, first_wrong};
 use crate::read_at::read_exact_at;
-use bytemuck::{Zeroable, zeroed_vec};
-use half::f16;
+use bytemuck::zeroed_vec;
 use pascaline::quant::GgmlType;
-use pascaline::{Error, Result};
+use pascaline::{DType, Error, Result};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Values that a thread reads and converts at a time: a multiple of every type's block.
 const PIECE: usize = 1 << 17;
+/// Values that are dequantised at a time: as many as the largest block has.
+const WINDOW: usize = 256;
 
 /// An open, checked model: one file, or several.
 #[derive(Debug)]
@@ -152,71 +154,59 @@ impl Gguf {
         found.ok_or_else(|| self.bad(name, "missing"))
     }
 
-    /// A tensor's values in f32: exact for unquantised types, otherwise as ggml dequantises them.
+    /// A tensor's values: in f32 exact for unquantised types, otherwise as ggml dequantises them; in f16 these, rounded to nearest even.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if there is no such tensor, a value is not finite, or the file can't be read any more.
-    pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
-        self.read(name, "is not finite", |ty, bytes, values| {
-            pascaline::quant::dequantize_blocks(ty, bytes, values);
-            values.iter().position(|value| !value.is_finite())
-        })
-    }
-
-    /// A tensor's values in f16, rounded to nearest even.
-    ///
-    /// # Errors
-    /// As [`read_f32`](Self::read_f32), and if a value is beyond f16's range.
-    pub fn read_f16(&self, name: &str) -> Result<Vec<f16>> {
-        let reason = "is beyond the range of f16 (±65504) or not finite; use f32";
-        self.read(name, reason, |ty, bytes, values: &mut [f16]| {
-            match ty {
-                GgmlType::F16 => {
-                    for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
-                        *value = f16::from_le_bytes(*bytes);
-                    }
-                }
-                _ => {
-                    let mut wide = [0f32; 256];
-                    let pieces = bytes.chunks(ty.bytes(256)).zip(values.chunks_mut(256));
-                    for (bytes, values) in pieces {
-                        pascaline::quant::dequantize_blocks(ty, bytes, &mut wide);
-                        for (value, wide) in values.iter_mut().zip(wide) {
-                            *value = f16::from_f32(wide);
-                        }
-                    }
-                }
-            }
-            values.iter().position(|value| !value.is_finite())
-        })
-    }
-
-    /// Reads and converts chunks of a tensor in parallel. `convert` returns the index of the first invalid value, if any.
-    fn read<T: Zeroable + Send>(
-        &self,
-        name: &str,
-        wrong: &str,
-        convert: impl Fn(GgmlType, &[u8], &mut [T]) -> Option<usize> + Sync,
-    ) -> Result<Vec<T>> {
-        let (file, info) = self.held(name)?;
-        // the threads write all of it
-        let mut values = zeroed_vec::<T>(info.values());
-        values.par_chunks_mut(PIECE).enumerate().try_for_each(|(piece, values)| {
-            let mut bytes = vec![0; info.ty.bytes(values.len())];
-            let at = info.begin + info.ty.bytes(piece * PIECE) as u64;
-            self.fill(name, file, &mut bytes, at)?;
-            match convert(info.ty, &bytes, values) {
-                None => Ok(()),
-                Some(at) => Err(self.bad(name, format!("value {} {wrong}", piece * PIECE + at))),
-            }
-        })?;
+    /// [`Error::Checkpoint`] if there is no such tensor, a value is not finite or beyond f16's range, or the file can't be read any more.
+    pub fn read<T: Number>(&self, name: &str) -> Result<Vec<T>> {
+        let mut values = zeroed_vec(self.held(name)?.1.values()); // the threads write all of it
+        let pieces = values.par_chunks_mut(PIECE).enumerate();
+        pieces.try_for_each(|(piece, values)| self.read_into(name, piece * PIECE, values))?;
         Ok(values)
+    }
+
+    /// As [`read`](Self::read), the values from number `first` on, on this thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_into<T: Number>(&self, name: &str, first: usize, values: &mut [T]) -> Result<()> {
+        let (file, info) = self.held(name)?;
+        if first.checked_add(values.len()).is_none_or(|end| end > info.values()) {
+            return Err(self.bad(name, format!("has {} values", info.values())));
+        }
+        if matches!((info.ty, T::DTYPE), (GgmlType::F16, DType::F16) | (GgmlType::F32, DType::F32)) {
+            self.fill(
+                name,
+                file,
+                bytemuck::cast_slice_mut(values),
+                info.begin + info.ty.bytes(first) as u64,
+            )?;
+            values.iter_mut().for_each(|value| *value = value.from_little_endian());
+        } else {
+            // whole blocks, of which the first may begin before the values and the last end after them
+            let block = info.ty.block();
+            let (begin, end) = (first / block * block, (first + values.len()).next_multiple_of(block));
+            let mut bytes = vec![0; info.ty.bytes(end - begin)];
+            self.fill(name, file, &mut bytes, info.begin + info.ty.bytes(begin) as u64)?;
+            let mut wide = [0f32; WINDOW];
+            let (mut skipped, mut rest) = (first - begin, &mut *values);
+            for bytes in bytes.chunks(info.ty.bytes(WINDOW)) {
+                pascaline::quant::dequantize_blocks(info.ty, bytes, &mut wide);
+                let (own, others) = rest.split_at_mut(rest.len().min(WINDOW - skipped));
+                T::narrow(own, &wide[skipped..]);
+                (skipped, rest) = (0, others);
+            }
+        }
+        match first_wrong(values) {
+            None => Ok(()),
+            Some((at, wrong)) => Err(self.bad(name, format!("value {} {wrong}", first + at))),
+        }
     }
 
     /// Reads a tensor's bytes as they are in the file; `bytes` must have that length.
     ///
     /// # Errors
-    /// As [`read_f32`](Self::read_f32); of quantised tensors only the scales are checked.
+    /// As [`read`](Self::read); of quantised tensors only the scales are checked.
     pub fn read_bytes(&self, name: &str, bytes: &mut [u8]) -> Result<()> {
         let (file, info) = self.held(name)?;
         if bytes.len() != info.bytes {

@@ -1,8 +1,8 @@
 //! The names of a published checkpoint's tensors in a text file and a vision file.
 
 use crate::gguf::{GgmlType, Gguf};
+use crate::number::Number;
 use crate::seam::{Config, LM_HEAD, VISION};
-use half::f16;
 use pascaline::Result;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -135,12 +135,15 @@ impl Tensors {
         Ok(info.ty)
     }
 
-    pub fn read_f32(&self, published: &str) -> Result<Vec<f32>> {
-        self.read(published, Gguf::read_f32)
+    /// Whether a tensor is one of a file.
+    pub fn is_whole(&self, published: &str) -> bool {
+        self.find(published).is_ok_and(|(_, held)| held.frames == 1)
     }
 
-    pub fn read_f16(&self, published: &str) -> Result<Vec<f16>> {
-        self.read(published, Gguf::read_f16)
+    /// Values of such a tensor, as [`Gguf::read_into`].
+    pub fn read_into<T: Number>(&self, published: &str, first: usize, values: &mut [T]) -> Result<()> {
+        let (file, held) = self.find(published)?;
+        file.read_into(&held.name, first, values)
     }
 
     /// A tensor's blocks, as [`Gguf::read_bytes`].
@@ -149,14 +152,15 @@ impl Tensors {
         file.read_bytes(&held.name, bytes)
     }
 
-    fn read<T: Copy>(&self, published: &str, read: impl Fn(&Gguf, &str) -> Result<Vec<T>>) -> Result<Vec<T>> {
+    /// All values of a tensor, as [`Gguf::read`].
+    pub fn read<T: Number>(&self, published: &str) -> Result<Vec<T>> {
         let (file, held) = self.find(published)?;
         if held.frames == 1 {
-            return read(file, &held.name);
+            return file.read(&held.name);
         }
         // Each frame is [rows, channels, height, width]; the result is [rows, channels, frames, height, width].
         let names = (0..held.frames).map(|frame| frame_name(&held.name, frame));
-        let frames = names.map(|name| read(file, &name)).collect::<Result<Vec<_>>>()?;
+        let frames = names.map(|name| file.read(&name)).collect::<Result<Vec<Vec<T>>>>()?;
         let patch = held.shape[3..].iter().product::<usize>();
         let pieces = (0..frames[0].len() / patch).flat_map(|at| frames.iter().map(move |frame| (frame, at)));
         Ok(pieces.flat_map(|(frame, at)| &frame[at * patch..][..patch]).copied().collect())

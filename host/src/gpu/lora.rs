@@ -1,0 +1,80 @@
+//! A quantised matrix beside a low-rank change, for one row: the launch.
+
+use super::quant::{addresses, arguments, one_wave};
+use crate::cuda::CudaDevice;
+use crate::problem::activate::Epilogue;
+use crate::quant::QuantTensor;
+use crate::{Result, Tensor, TensorMut};
+use kernels_gpu::quant::lora::{self, LORA, Lora, MAX_RANK};
+
+/// Whether [`lora`] takes a change of this rank to a matrix with so many columns.
+pub(crate) fn is_fused(rank: usize, cols: usize) -> bool {
+    (1..=MAX_RANK as usize).contains(&rank) && cols.is_multiple_of(4)
+}
+
+/// y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual for one row `x` in f32, where [`is_fused`] says so.
+pub(crate) fn lora(
+    device: &CudaDevice,
+    y: TensorMut,
+    x: &Tensor,
+    w: &QuantTensor,
+    change: [&Tensor; 2],
+    epilogue: &Epilogue,
+) -> Result<()> {
+    let helpers = lora::helpers(change[0].dims()[0] as u32);
+    lora_by(device, y, x, w, change, epilogue, helpers)
+}
+
+/// As [`lora`], with so many helpers.
+fn lora_by(
+    device: &CudaDevice,
+    y: TensorMut,
+    x: &Tensor,
+    w: &QuantTensor,
+    [a, b]: [&Tensor; 2],
+    epilogue: &Epilogue,
+    helpers: u32,
+) -> Result<()> {
+    let (spec, n, rank) = (LORA[w.format() as usize], w.rows() as u32, a.dims()[0] as u32);
+    let places = one_wave(device, &spec)?.saturating_sub(helpers).max(1);
+    let grid = [helpers + lora::blocks(n).min(places), 1, 1];
+    let words = device.stream().counters() as *mut u32;
+    let (k, cols) = (w.k as u32, w.cols() as u32);
+    let (bias, residual, activation) = arguments(epilogue);
+    let (w, w_scales) = addresses(w);
+    let (y, x, a, b) = (y.ptr(), x.ptr(), a.ptr(), b.ptr());
+    let parameters =
+        Lora { y, x, w, w_scales, a, b, words, bias, residual, n, k, cols, rank, helpers, activation };
+    // SAFETY: `ops::quant_lora_into` has checked that x is contiguous f32 with w's columns, a multiple of 4, that y, residual and bias have
+    // as many columns as w has rows, and that a is [rank, cols] and b [n, rank], both contiguous f32; x and a are aligned. All are on this
+    // stream, which has more counters than the largest rank. A TensorMut overlaps nothing.
+    unsafe { device.launch(&spec, grid, &parameters) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::Format;
+    use crate::{DType, Device, ops};
+
+    /// Without helpers every warp computes x·aᵀ itself, and the bits are the same.
+    #[test]
+    fn the_sums_do_not_depend_on_helpers() -> Result<()> {
+        let device = Device::virtual_gpu()?;
+        let Device::Cuda(gpu) = &device else { panic!("the virtual GPU is no CUDA device") };
+        let (n, k, rank) = (70, 608, 37);
+        let randn = |shape: [usize; 2], seed| Tensor::randn(shape, DType::F32, seed, &device);
+        let (x, a, b) = (randn([1, k], 1)?, randn([rank, k], 2)?, randn([n, rank], 3)?);
+        let w = ops::quantize(&randn([n, k], 4)?, Format::Q8_0)?;
+        let product = |helpers| {
+            let mut y = Tensor::uninitialized([1, n], DType::F32, &device)?;
+            lora_by(gpu, y.view_mut()?, &x, &w, [&a, &b], &Epilogue::default(), helpers)?;
+            y.to_vec::<f32>()
+        };
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        let whole = bits(product(lora::helpers(rank as u32))?);
+        assert_eq!(bits(product(0)?), whole);
+        assert_eq!(bits(product(3)?), whole, "the first twelve rows have helpers");
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! A matrix beside a low-rank change.
+
+use super::activate::finish_into;
+use super::check::Check;
+use super::copy::aligned;
+use super::linear::linear;
+use super::quant::{check_product, has_one_row, quant_matmul_into, with_last_replaced};
+use crate::problem::activate::{Activation, Epilogue};
+use crate::quant::QuantTensor;
+use crate::{DType, Device, Result, Tensor, TensorMut, gpu};
+
+const CHECK: Check = Check("quant_lora");
+
+/// y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual: a quantised matrix beside a low-rank change, with `x` quantised to 8 bits for the product
+/// with `w` alone (Hu et al. 2021, "LoRA"). On GPUs a single row takes one launch; otherwise there are three products.
+///
+/// `x`: [.., k] f32, `w`: [n, k], `a`: [rank, k] f32, `b`: [n, rank] f32, all contiguous; the result is [.., n] f32, or [.., n/2] for
+/// [`Activation::SwiGlu`].
+///
+/// ```
+/// use pascaline::ops::{self, Epilogue};
+/// use pascaline::quant::Format;
+/// use pascaline::{Device, Tensor};
+/// let x = Tensor::from_slice(&[127.0f32, 2.0], [1, 2], &Device::Cpu)?;
+/// let w = ops::quantize(&Tensor::from_slice(&[1.0f32, 0.0], [1, 2], &Device::Cpu)?, Format::I8)?;
+/// let a = Tensor::from_slice(&[0.0f32, 3.0], [1, 2], &Device::Cpu)?; // rank 1
+/// let b = Tensor::from_slice(&[10.0f32], [1, 1], &Device::Cpu)?;
+/// let y = ops::quant_lora(&x, &w, [&a, &b], &Epilogue::default())?;
+/// assert_eq!(y.to_vec::<f32>()?, [127.0 + 10.0 * 6.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Shape`](crate::Error::Shape) if the dimensions do not fit each other, and as [`quant_linear`](super::quant_linear).
+pub fn quant_lora(x: &Tensor, w: &QuantTensor, change: [&Tensor; 2], epilogue: &Epilogue) -> Result<Tensor> {
+    let Some(columns) = epilogue.activation.columns(w.rows()) else {
+        return Err(CHECK.unsupported("activation", "SwiGlu", "w's number of rows must be even"));
+    };
+    let mut y = Tensor::uninitialized(with_last_replaced(x.shape(), columns), DType::F32, &x.device())?;
+    quant_lora_into(y.view_mut()?, x, w, change, epilogue)?;
+    Ok(y)
+}
+
+/// [`quant_lora`] into `y`, contiguous.
+pub fn quant_lora_into(
+    y: TensorMut,
+    x: &Tensor,
+    w: &QuantTensor,
+    change: [&Tensor; 2],
+    epilogue: &Epilogue,
+) -> Result<()> {
+    let [a, b] = change;
+    CHECK.dtype("x", x, DType::F32)?;
+    CHECK.contiguous("x", x)?;
+    for (argument, tensor) in [("a", a), ("b", b)] {
+        CHECK.dtype(argument, tensor, DType::F32)?;
+        CHECK.contiguous(argument, tensor)?;
+    }
+    let &[rank, width] = a.dims() else { return Err(CHECK.bad_shape("a", a, "[rank, k]")) };
+    if width != w.cols() {
+        return Err(CHECK.bad_shape("a", a, format!("[_, {}], w's columns", w.cols())));
+    }
+    CHECK.shape("b", b, &[w.rows(), rank], "[n, rank]")?;
+    let fused = has_one_row(x) && w.rows() > 0 && gpu::lora::is_fused(rank, w.cols());
+    let Device::Cuda(device) = x.device() else { return three(y, x, w, change, epilogue) };
+    if !fused {
+        return three(y, x, w, change, epilogue);
+    }
+    let product = |y: TensorMut, epilogue: &Epilogue| {
+        CHECK.device(&y, &[("a", a), ("b", b)])?;
+        check_product(&y, x.shape(), x, w, epilogue)?;
+        gpu::lora::lora(&device, y, &aligned(x)?, w, [&aligned(a)?, b], epilogue)
+    };
+    if !matches!(epilogue.activation, Activation::GeluErf | Activation::SwiGlu) {
+        return product(y, epilogue);
+    }
+    let mut sums = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
+    product(sums.view_mut()?, &Epilogue::default())?;
+    finish_into(y, &sums, epilogue)
+}
+
+fn three(y: TensorMut, x: &Tensor, w: &QuantTensor, change: [&Tensor; 2], epilogue: &Epilogue) -> Result<()> {
+    beside_into(y, x, change, w.rows(), epilogue, |y, epilogue| quant_matmul_into(y, x, w, epilogue))
+}
+
+/// y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual by three products, where `product` is that with the n rows of w, with a bias and a residual.
+pub(crate) fn beside_into(
+    y: TensorMut,
+    x: &Tensor,
+    [a, b]: [&Tensor; 2],
+    n: usize,
+    epilogue: &Epilogue,
+    product: impl Fn(TensorMut, &Epilogue) -> Result<()>,
+) -> Result<()> {
+    let Epilogue { bias, activation, residual } = *epilogue;
+    let low = linear(x, a, None, &Epilogue::default())?;
+    let change = |residual| linear(&low, b, None, &Epilogue { residual, ..Epilogue::default() });
+    if activation == Activation::Identity {
+        let change = change(residual)?;
+        return product(y, &Epilogue { bias, residual: Some(&change), ..Epilogue::default() });
+    }
+    let change = change(None)?;
+    let mut sums = Tensor::uninitialized(with_last_replaced(x.shape(), n), DType::F32, &x.device())?;
+    product(sums.view_mut()?, &Epilogue { residual: Some(&change), ..Epilogue::default() })?;
+    finish_into(y, &sums, epilogue)
+}

@@ -1,0 +1,315 @@
+//! y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual: a matrix beside a low-rank change (Hu et al. 2021, "LoRA"), for one row of x.
+//! y: [n] f32, w: [n, k], a: [rank, cols] f32, b: [n, rank] f32.
+//!
+//! Idea: the two small products take as long as the large one if they are launches of their own. Here the first blocks, the helpers,
+//! compute x·aᵀ and publish each element. The others compute x·wᵀ as [`vector`](super::vector) does, and wait for the elements
+//! only before they write.
+//!
+//! An element is published in a word that is zero before: zero says that it is not there yet, and a sum of 0 is published as −0. So
+//! a word is its own flag, and no fence is needed. A warp that has waited long computes what is missing itself, in the same order:
+//! the launch ends in whatever order its blocks begin. The last block to finish zeroes the words for the next launch.
+//!
+//! | kernel         | x·aᵀ                                     | x·wᵀ             |
+//! |----------------|------------------------------------------|------------------|
+//! | quant_lora_‹f› | four warps a row, in four parts of cols  | as quant_vector1 |
+
+use super::epilogue::Epilogue;
+use super::vector::{Beside, Declared, ROWS1, Row1, SHARED1, THREADS1, WARPS1, vector1};
+use super::weights::{Matrix, Weights};
+use super::{FORMATS, vector};
+use crate::device::math::fma;
+use crate::device::unroll::unroll;
+use crate::device::{Element, opaque, prefetch, shared};
+use core::sync::atomic::{AtomicU32, Ordering};
+use cuda_std::prelude::*;
+use cuda_std::thread::sync_threads;
+use cuda_std::warp::{FULL_MASK, warp_vote_ballot};
+use cuda_std::{KernelInfo, KernelSpec};
+
+/// Warps that compute a row of x·aᵀ together.
+const PARTS: u32 = 4;
+/// Rows of a for each helper.
+const ROWS: u32 = WARPS1 / PARTS;
+/// Reads of a word before a warp computes the element itself, each of at least half a microsecond.
+const PATIENCE: u32 = 4096;
+/// The largest rank.
+pub const MAX_RANK: u32 = 512;
+
+/// The parameters: y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Lora {
+    /// [n], disjoint from all else
+    pub y: *mut f32,
+    /// [cols], 16-byte aligned
+    pub x: *const f32,
+    /// [n, k] quants
+    pub w: *const u8,
+    /// Of w.
+    pub w_scales: *const u8,
+    /// [rank, cols], 16-byte aligned
+    pub a: *const f32,
+    /// [n, rank]
+    pub b: *const f32,
+    /// [1 + rank], zeros when the launch begins and when it ends: blocks that have finished, and x·aᵀ. Used by nothing else meanwhile.
+    pub words: *mut u32,
+    /// [n] or null
+    pub bias: *const f32,
+    /// [n] or null
+    pub residual: *const f32,
+    pub n: u32,
+    pub k: u32,
+    /// A multiple of 4, at most k.
+    pub cols: u32,
+    /// From 1 to [`MAX_RANK`].
+    pub rank: u32,
+    /// The blocks that compute x·aᵀ: [`helpers`]. With fewer, warps wait in vain and compute what is missing.
+    pub helpers: u32,
+    /// The activation, one of [`activate`](crate::activate)'s numbers.
+    pub activation: u32,
+}
+
+/// The blocks that compute x·aᵀ.
+pub fn helpers(rank: u32) -> u32 {
+    rank.div_ceil(ROWS)
+}
+
+/// Number of blocks beside the helpers that cover all columns of y.
+pub fn blocks(n: u32) -> u32 {
+    vector::blocks1(n)
+}
+
+/// The operands of the low-rank change.
+#[derive(Clone, Copy)]
+struct LowRank {
+    x: *const f32,
+    a: *const f32,
+    b: *const f32,
+    /// [rank]
+    low: *mut u32,
+    cols: u32,
+    rank: u32,
+    helpers: u32,
+}
+
+#[inlined]
+impl LowRank {
+    /// One of the [`PARTS`] parts of x·a[row]; the order of additions does not depend on `U`, the vectors in flight.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together, with a row below the rank.
+    unsafe fn part<const U: usize>(self, row: u32, part: u32) -> f32 {
+        // SAFETY: the row exists, so it is inside a.
+        let a = unsafe { self.a.add(row as usize * self.cols as usize) };
+        let mut sums = [0.0f32; 4];
+        let mut column = (part * 32 + warp::lane_id()) * 4;
+        while column < self.cols {
+            // load
+            let (mut xs, mut rows) = ([[0.0; 4]; U], [[0.0; 4]; U]);
+            unroll!(I < 4 => if I < U {
+                let at = column + I as u32 * (128 * PARTS);
+                if at < self.cols {
+                    // SAFETY: four columns from `at` on are below cols, a multiple of 4; rows are aligned to 16 bytes.
+                    (xs[I], rows[I]) = unsafe { (f32::load4(self.x.add(at as usize)), f32::load4(a.add(at as usize))) };
+                }
+            });
+            // compute
+            unroll!(I < 4 => if I < U {
+                unroll!(J < 4 => sums[J] = fma(xs[I][J], rows[I][J], sums[J]));
+            });
+            column += U as u32 * 128 * PARTS;
+        }
+        // SAFETY: all lanes are here: this function's contract.
+        unsafe { Sum.over::<32>((sums[0] + sums[1]) + (sums[2] + sums[3])) }
+    }
+
+    /// The word that publishes a sum: not zero.
+    fn word(sum: f32) -> u32 {
+        if sum.to_bits() == 0 { (-0.0f32).to_bits() } else { sum.to_bits() }
+    }
+
+    /// Publishes this helper's rows of x·aᵀ.
+    ///
+    /// # Safety
+    /// All threads of a helper call it together.
+    unsafe fn help(self) {
+        let parts = shared::declare::<f32, { WARPS1 as usize }>();
+        let (tid, first) = (thread::thread_idx_x(), thread::block_idx_x() * ROWS);
+        let (row, part) = (first + tid / 32 / PARTS, tid / 32 % PARTS);
+        // SAFETY: whole warps have a row, and each warp its own part in shared memory, which is read after the barrier.
+        unsafe {
+            if row < self.rank {
+                let sum = self.part::<4>(row, part);
+                if warp::lane_id() == 0 {
+                    parts.set(tid / 32, sum);
+                }
+            }
+            sync_threads();
+            let row = first + tid;
+            if tid < ROWS && row < self.rank {
+                let mut sum = 0.0;
+                unroll!(P < 4 => sum += parts.get(tid * PARTS + P as u32));
+                AtomicU32::from_ptr(self.low.add(row as usize)).store(Self::word(sum), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Elements `from` + lane of x·aᵀ, zeros from the rank on.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together.
+    unsafe fn wait(self, from: u32, lane: u32) -> f32 {
+        let exists = from + lane < self.rank;
+        let mut word = if exists { 0 } else { 1 };
+        let mut reads = 0;
+        // SAFETY: words below the rank exist, and are accessed by atomics only while products are computed. What decides the loops is a
+        // vote of all lanes, so all are at the votes and at the shuffles of `part`.
+        unsafe {
+            loop {
+                if exists {
+                    word = AtomicU32::from_ptr(self.low.add((from + lane) as usize)).load(Ordering::Relaxed);
+                }
+                let mut missing = warp_vote_ballot(FULL_MASK, word == 0);
+                if missing == 0 {
+                    break;
+                }
+                reads += 1;
+                if reads < PATIENCE {
+                    continue;
+                }
+                while missing != 0 {
+                    let other = missing.trailing_zeros();
+                    let mut sum = 0.0;
+                    let mut part = 0;
+                    while part < opaque(PARTS) {
+                        sum += self.part::<1>(from + other, part);
+                        part += 1;
+                    }
+                    if lane == other {
+                        word = Self::word(sum);
+                    }
+                    missing &= missing - 1;
+                }
+                break;
+            }
+        }
+        if exists { f32::from_bits(word) } else { 0.0 }
+    }
+
+    /// Zeroes the words if this block is the last to finish. No fence is needed: each block has seen all elements that it reads, and so
+    /// the helpers' stores are done before the last block's.
+    ///
+    /// # Safety
+    /// All threads of the block call it together, after the block's last access of the words.
+    unsafe fn finish(self) {
+        sync_threads();
+        if thread::thread_idx_x() != 0 {
+            return;
+        }
+        // SAFETY: all threads have been here, and the word before the elements counts the blocks: the parameters' contract. After the
+        // last block nobody reads the elements. All accesses are atomic.
+        unsafe {
+            let finished = AtomicU32::from_ptr(self.low.sub(1));
+            if finished.fetch_add(1, Ordering::Relaxed) == thread::grid_dim_x() - 1 {
+                finished.store(0, Ordering::Relaxed);
+                let mut row = 0;
+                while row < self.rank {
+                    AtomicU32::from_ptr(self.low.add(row as usize)).store(0, Ordering::Relaxed);
+                    row += 1;
+                }
+            }
+        }
+    }
+}
+
+impl Beside for LowRank {
+    const ANY: bool = true;
+
+    #[inline(always)]
+    fn helpers(self) -> u32 {
+        self.helpers
+    }
+
+    #[inline(always)]
+    fn prefetch(self, first: u32, n: u32) {
+        // a sector for each lane: of larger ranks than 128 a part
+        const SECTOR: u32 = 8;
+        let at = first * self.rank + warp::lane_id() * SECTOR;
+        if at < (first + ROWS1).min(n) * self.rank {
+            prefetch(self.b.wrapping_add(at as usize));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(self, first: u32, n: u32) -> [f32; ROWS1 as usize] {
+        let lane = opaque(warp::lane_id());
+        let mut sums = [0.0f32; ROWS1 as usize];
+        let mut from = 0;
+        while from < self.rank {
+            let column = from + lane;
+            let mut b = [0.0; ROWS1 as usize];
+            unroll!(J < 2 => if column < self.rank {
+                let row = first + J as u32;
+                let row = if row < n { row as usize } else { 0 }; // whose sum is not written
+                // SAFETY: the row is below n and the column below the rank.
+                b[J] = unsafe { f32::load(self.b.add(row * self.rank as usize + column as usize)) };
+            });
+            // SAFETY: all lanes are here: this function's contract.
+            let low = unsafe { self.wait(from, lane) };
+            unroll!(J < 2 => sums[J] = fma(low, b[J], sums[J]));
+            from += 32;
+        }
+        // SAFETY: as above.
+        unroll!(J < 2 => sums[J] = unsafe { Sum.over::<32>(sums[J]) });
+        sums
+    }
+}
+
+macro_rules! loras {
+    ($($format:ident $file:ident $name:literal $($ggml:ident)?;)*) => {
+        /// By format.
+        mod kernels {
+            $(pub mod $file {
+                use super::super::*;
+                use crate::quant::formats::$file::$format;
+
+                /// Registers do not suffice for more.
+                const EARLY: usize = if $format::EARLY > 0 { $format::EARLY - 1 } else { 0 };
+
+                /// grid = the helpers, then any number of blocks, see [`blocks`].
+                ///
+                /// # Safety
+                /// [`Lora`] constrains the pointers, which are valid on the launching stream; n, k > 0.
+                #[kernel(
+                    name = concat!("quant_lora_", $name),
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1 + 4 * WARPS1,
+                    // those of quant_vector1, and 5 for each sum
+                    shuffles = 6 * (EARLY as u32 + 1) + 5 * ROWS1 + 5 * (2 + ROWS1)
+                )]
+                pub unsafe fn lora(p: Lora) {
+                    let Lora { x, a, b, cols, rank, helpers, .. } = p;
+                    // SAFETY: this kernel's contract is the bodies'. All threads of a block take the same branch.
+                    unsafe {
+                        let change = LowRank { x, a, b, low: p.words.add(1), cols, rank, helpers };
+                        if thread::block_idx_x() < helpers {
+                            change.help();
+                        } else {
+                            let epilogue =
+                                Epilogue { y: p.y, bias: p.bias, residual: p.residual, n: p.n, activation: p.activation };
+                            let (w, x) = (Matrix { quants: p.w, scales: p.w_scales, k: p.k }, Row1 { x, first: 0, cols });
+                            vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false>(epilogue, x, w, 0, change, Declared);
+                        }
+                        change.finish();
+                    }
+                }
+            })*
+        }
+
+        /// By format. grid = [`helpers`] and any number of blocks, see [`blocks`]
+        pub const LORA: [KernelSpec<Lora>; FORMATS] = [$(kernels::$file::lora),*];
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$(kernels::$file::lora.info()),*];
+    };
+}
+
+crate::for_each_format!(loras);
