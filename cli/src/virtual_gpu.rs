@@ -38,8 +38,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     devices: u8,
 
-    /// The checks that end a kernel: all, none, or some of uninitialized,races,convergence; bounds are always checked.
-    #[arg(long, value_name = "CHECKS")]
+    /// The checks that end a kernel: all, none, or some of uninitialized (or uninit),races,convergence; bounds are always checked.
+    #[arg(long, visible_alias = "check", value_name = "CHECKS")]
     checks: Option<String>,
 
     /// The form of the report.

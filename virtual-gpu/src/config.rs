@@ -28,7 +28,7 @@ impl Checks {
 /// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1060`, `gtx1070`, `gtx1080`, `gtx1080ti`, `p4`, `p40` | `gtx1080` |
 /// | `PASCALINE_VIRTUAL_DEVICES` | names of cards, separated by commas: one device for each | one, of `CARD` |
 /// | `PASCALINE_VIRTUAL_PEERS` | `1` or `0`: devices may reach each other's memory | `1` |
-/// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence` | `all` |
+/// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence`; `uninit` is short for the first | `all` |
 /// | `PASCALINE_VIRTUAL_LOCKSTEP` | `1`: lanes of a warp may rely on lockstep, as on sm_61; `0`: `races` also finds a lane that reads from shared memory what another lane stored without a warp barrier | `1` |
 /// | `PASCALINE_VIRTUAL_SEED` | integer: order of streams and warps | `1` |
 /// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory: one number for all devices, or one for each, separated by commas | the card's |
@@ -160,7 +160,7 @@ impl Config {
                     let mut checks = Checks::NONE;
                     for name in list.split(',') {
                         match name {
-                            "uninitialized" => checks.uninitialized = true,
+                            "uninitialized" | "uninit" => checks.uninitialized = true,
                             "races" => checks.races = true,
                             "convergence" => checks.convergence = true,
                             _ => return Err(bad("CHECKS", &v)),
@@ -222,6 +222,9 @@ mod tests {
         assert_eq!(c.card.name, "Tesla P40");
         assert!(c.checks.races && !c.checks.uninitialized && !c.pools);
         assert_eq!(c.memory(), 4096);
+        let short = get(&[("PASCALINE_VIRTUAL_CHECKS", "races,uninit")]).unwrap().checks;
+        assert_eq!(short, Checks { uninitialized: true, races: true, convergence: false });
+        assert!(get(&[("PASCALINE_VIRTUAL_CHECKS", "races,un")]).unwrap_err().contains("races,un"));
         assert!(get(&[("PASCALINE_VIRTUAL_CARD", "a100")]).unwrap_err().contains("a100"));
         assert!(get(&[("PASCALINE_VIRTUAL_SEED", "x")]).is_err());
     }

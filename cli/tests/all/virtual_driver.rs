@@ -52,6 +52,17 @@ fn records_of_processes_are_summed_up() {
 }
 
 #[test]
+fn checks_have_a_short_name_too() {
+    for option in ["--checks", "--check"] {
+        let script = "exec test \"$PASCALINE_VIRTUAL_CHECKS\" = races,uninit";
+        let output = with_library(&[option, "races,uninit", "--", "sh", "-c", script]);
+        assert_eq!(output.status.code(), Some(0), "{option}: {}", stderr(&output));
+    }
+    let help = pascaline(&["virtual", "--help"]).output().expect("the program starts");
+    assert!(stdout(&help).contains("--check]"), "{}", stdout(&help));
+}
+
+#[test]
 fn mistakes_are_said_in_a_sentence() {
     let mut program = pascaline(&["virtual", "--", "true"]);
     let output = program.env("PASCALINE_VIRTUAL_DRIVER", "/nowhere").output().expect("the program starts");
