@@ -1,9 +1,9 @@
-//! An sm_61 GPU in software, under the CUDA driver API.
+//! An sm_61 GPU in software, under the CUDA driver API. With a [`Card`] of another [`Arch`] it is of that architecture.
 //!
 //! It runs the PTX that ships, checks it more strictly than the hardware does, and estimates its time on a Pascal
 //! card, so kernels and the host code above them can be tested on machines without a GPU.
 //!
-//! * [`Module::parse`] reads PTX; anything that sm_61 lacks is an error with its line.
+//! * [`Module::parse`] reads PTX; anything that sm_61 lacks is an error with its line. [`Module::parse_for`] takes the architecture.
 //! * [`Gpu`] runs kernels without the driver API: memory, modules, launches, [`Finding`]s and [`Counters`].
 //! * [`symbol`] gives the driver API over such devices, whose streams run late and in a seeded order.
 //!   [`configure`] or the environment ([`Config`]) sets it up; [`take_findings`] returns the faults it found and
@@ -25,6 +25,7 @@
 
 #[cfg(feature = "driver-api")]
 mod api;
+mod arch;
 mod card;
 mod config;
 mod cost;
@@ -39,7 +40,8 @@ mod reports;
 
 #[cfg(feature = "driver-api")]
 pub use api::{InUse, configure, null_stream_is_per_thread, restart, symbol, symbols, take_peak_memory};
-pub use card::{Card, GTX1050TI, GTX1060, GTX1070, GTX1080, GTX1080TI, MX330, P4, P40};
+pub use arch::Arch;
+pub use card::{Card, GTX1050TI, GTX1060, GTX1070, GTX1080, GTX1080TI, MX330, P4, P40, T4, V100};
 pub use config::{Checks, Config};
 pub use cost::{Bound, Estimate, GRAPH_LAUNCH_SECONDS, LAUNCH_SECONDS, estimate};
 pub use counters::{Class, Counters, Traffic};

@@ -31,7 +31,10 @@ impl Block<'_> {
             self.shared_written.resize(shared, 0);
         }
         if checks.races {
-            self.races.reset(shared, self.job.kernel.granule, self.job.config.lockstep);
+            let independent = self.job.independent;
+            let lockstep = self.job.config.lockstep && !independent;
+            self.races.reset(shared, self.job.kernel.granule, lockstep, independent);
+            self.released.clear();
         }
         self.barriers = [Barrier::default(); 16];
         let count = self.threads.div_ceil(32);

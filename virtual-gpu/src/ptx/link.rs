@@ -14,7 +14,10 @@ const MAX_VISITS: usize = 1 << 24;
 pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
     let const_bytes: u64 = m.variables.iter().filter(|v| v.space == VarSpace::Const).map(|v| v.bytes).sum();
     if const_bytes > 64 << 10 {
-        return Err(PtxError::new(1, format!("{const_bytes} bytes of constant memory, sm_61 has 65536")));
+        return Err(PtxError::new(
+            1,
+            format!("{const_bytes} bytes of constant memory, {} has 65536", m.arch.name()),
+        ));
     }
     own_functions(&mut m);
     pointers::mark(&mut m)?;
@@ -56,7 +59,11 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
         if at > 48 << 10 {
             return Err(PtxError::new(
                 k.line,
-                format!("`{}` has {at} bytes of shared memory, sm_61 has 49152 per block", k.name),
+                format!(
+                    "`{}` has {at} bytes of shared memory, {} has 49152 per block",
+                    k.name,
+                    m.arch.name()
+                ),
             ));
         }
         k.shared_bytes = at as u32;
