@@ -266,6 +266,10 @@ impl Warp {
                         }
                         continue 'entry;
                     }
+                    Op::CallAgain => {
+                        self.call_again(b, f, pc, mask)?;
+                        continue 'entry;
+                    }
                     Op::CallPointer => {
                         self.call_pointer(b, f, pc, mask)?;
                         continue 'entry;

@@ -304,6 +304,8 @@ pub(crate) enum Op {
     Brx,
     /// imm = call site
     Call,
+    /// As `Call`, of a function that may be running already
+    CallAgain,
     /// a = the function's address, imm = call site
     CallPointer,
     /// A call of `vprintf`; imm = call site
@@ -428,7 +430,9 @@ pub(crate) struct Function {
     pub signature: Signature,
     /// Whether it may be called by pointer.
     pub address_taken: bool,
-    /// Local memory of a call by pointer: its own and that of the functions that it calls by name.
+    /// Whether it is called while it runs.
+    pub called_again: bool,
+    /// Local memory of a call by pointer or of one that closes a circle: its own and that of the functions that it calls by name.
     pub stack_bytes: u32,
     /// The most 32-bit registers live at once, once it is asked for.
     pub live: std::sync::OnceLock<u32>,

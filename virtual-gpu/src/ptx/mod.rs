@@ -14,6 +14,7 @@ pub(crate) mod matrix;
 mod operand;
 mod parser;
 mod pointers;
+mod recursion;
 mod registers;
 pub(crate) mod video;
 mod words;
