@@ -49,7 +49,7 @@ pub struct Config {
     pub peers: bool,
     pub checks: Checks,
     /// Whether lanes of a warp may rely on lockstep, as on sm_61. If not, [`Checks::races`] also finds a lane that reads from shared
-    /// memory what another lane of its warp stored without a warp barrier: compilers, and sm_70 and later, do not promise the order.
+    /// memory what another lane of its warp stored without a warp barrier: compilers, and sm_70 and later, do not promise the order. On devices of these lanes never may.
     pub lockstep: bool,
     /// Seeds the interleaving of streams and the order of a block's warps.
     pub seed: u64,

@@ -46,7 +46,14 @@ pub(super) fn note(
     }
     if writes {
         let left = if order.releases() { w.clock } else { w.fenced };
+        let leaves_nothing = left == [0; 32];
         for lane in lanes(mask) {
+            if leaves_nothing {
+                if !reads {
+                    b.released.remove(&place(lane));
+                }
+                continue;
+            }
             let at_place = b.released.entry(place(lane)).or_insert([0; 32]);
             if !reads {
                 *at_place = [0; 32];

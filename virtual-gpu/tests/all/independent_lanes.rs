@@ -1,6 +1,6 @@
 //! Lanes of a warp that are scheduled on their own, from sm_70 on.
 
-use crate::common::threads_on;
+use crate::common::{threads_on, threads_with};
 use pascaline_virtual_gpu::{Arch, Checks, FindingKind};
 
 fn on_volta(code: &str, threads: u32) -> Vec<u32> {
@@ -69,6 +69,44 @@ fn a_lane_that_exits_ends_the_wait_for_it() {
         LAST: mov.u32 %r4, 0; LOOP: add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, 9000; @%p2 bra LOOP; st.global.u32 [%out], 5; exit; END:";
     let got = on_volta(code, 32);
     assert_eq!((got[0], &got[1..]), (5, &[0xffff_fffe; 31][..]));
+}
+
+/// One waits for a flag, the other sets it; the constants of the two are in the same registers.
+const FUNCTIONS: &str = "
+.func (.param .b32 r) wait_for(.param .b64 p) {
+.reg .b64 %a; .reg .b32 %v, %w; .reg .pred %q; ld.param.b64 %a, [p];
+L: ld.acquire.gpu.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra L;
+mul.lo.u32 %w, %v, 1000; add.u32 %w, %w, 77; st.param.b32 [r], %w; ret;
+}
+.func (.param .b32 r) give(.param .b64 p) {
+.reg .b64 %a; .reg .b32 %v, %w; .reg .pred %q; ld.param.b64 %a, [p];
+mov.u32 %w, 12345; setp.eq.u32 %q, %w, 12345; @%q st.release.gpu.global.u32 [%a], 5;
+add.u32 %w, %w, 23; st.param.b32 [r], %w; ret;
+}
+.func (.param .b32 r) early(.param .b64 p, .param .b32 odd) {
+.reg .b64 %a; .reg .b32 %v, %w; .reg .pred %q; ld.param.b64 %a, [p]; ld.param.b32 %v, [odd];
+setp.ne.u32 %q, %v, 0; @%q st.param.b32 [r], 1; @%q ret;
+L: ld.acquire.gpu.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra L;
+add.u32 %w, %v, 1; st.param.b32 [r], %w; ret;
+}";
+
+#[test]
+fn lanes_wait_for_each_other_in_functions() {
+    let run = |code: &str| threads_with(FUNCTIONS, Arch::Sm70, code, 32, Checks::ALL).unwrap();
+    for (low, high, waits) in [("wait_for", "give", 0..16), ("give", "wait_for", 16..32)] {
+        let code = format!(
+            ".param .b64 p; .param .b32 q; st.param.b64 [p], %rd1; setp.lt.u32 %p1, %r1, 16; @%p1 bra A;
+            call.uni (q), {high}, (p); bra B; A: call.uni (q), {low}, (p);
+            B: ld.param.b32 %r2, [q]; vote.sync.ballot.b32 %r3, 1, -1; not.b32 %r3, %r3; add.u32 %r0, %r2, %r3;"
+        );
+        let want: Vec<u32> = (0..32).map(|l| if waits.contains(&l) { 5077 } else { 12368 }).collect();
+        assert_eq!(run(&code), want);
+    }
+    // those that return first go on without the others, which wait for what they do then
+    let code = ".param .b64 p; .param .b32 o; .param .b32 q; and.b32 %r2, %r1, 1; st.param.b64 [p], %rd1; st.param.b32 [o], %r2;
+        call.uni (q), early, (p, o); ld.param.b32 %r0, [q];
+        setp.ne.u32 %p1, %r2, 0; @%p1 st.release.gpu.global.u32 [%rd1], 6; bar.sync 0;";
+    assert_eq!(run(code), (0..32).map(|l| if l % 2 == 1 { 1 } else { 7 }).collect::<Vec<_>>());
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Instructions that sm_70 and sm_75 add, by the text of the PTX ISA, and what each architecture refuses.
 
-use crate::common::{driver, threads_on};
+use crate::common::{call, code, driver, threads_on};
 use pascaline_virtual_gpu::{Arch, Card, Checks, Config, FindingKind, Gpu, Launch, Module};
-use std::ffi::c_int;
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
 
 /// The code leaves `want` in %r0 of every thread, of a warp and of a part of one.
 #[track_caller]
@@ -182,6 +183,62 @@ fn the_driver_reports_the_architecture() {
             Arch::Sm75 => [7, 5, 1024, 64 << 10, 64 << 10, 64 << 10, 16, 48 << 10, 40],
         };
         assert_eq!(got, want, "{}", arch.name());
+    }
+    let _turn = driver(Config::default());
+}
+
+type Handle = *mut c_void;
+
+/// The result of loading a text, and the module.
+fn load(text: &str) -> (u32, Handle) {
+    let (mut context, mut module): (Handle, Handle) = (null_mut(), null_mut());
+    call!("cuCtxCreate_v2", (*mut Handle, c_uint, c_int), &mut context, 0, 0);
+    let text = CString::new(text).unwrap();
+    (code!("cuModuleLoadData", (*mut Handle, *const c_char), &mut module, text.as_ptr()), module)
+}
+
+/// The same text, also after another card has loaded it.
+#[test]
+fn the_driver_loads_what_its_device_can_run() {
+    const TEXT: &str = ".version 7.0 .target sm_75 .address_size 64 .visible .entry k() { ret; }";
+    for (arch, want) in [(Arch::Sm75, 0), (Arch::Sm70, 218), (Arch::Sm75, 0), (Arch::Sm61, 218)] {
+        let _turn = driver(Config { card: arch.card(), ..Config::default() });
+        assert_eq!(load(TEXT).0, want, "{}", arch.name());
+    }
+    let _turn = driver(Config::default());
+}
+
+#[test]
+fn a_kernel_opts_in_to_more_shared_memory() {
+    const TEXT: &str =
+        ".version 6.4 .target sm_61 .address_size 64 .extern .shared .b8 s[]; .visible .entry k() { ret; }";
+    const MOST_DYNAMIC: c_int = 8;
+    for (arch, most) in [(Arch::Sm61, 48), (Arch::Sm70, 96), (Arch::Sm75, 64)] {
+        let _turn = driver(Config { card: arch.card(), ..Config::default() });
+        let (module, mut f): (Handle, Handle) = (load(TEXT).1, null_mut());
+        call!("cuModuleGetFunction", (*mut Handle, Handle, *const c_char), &mut f, module, c"k".as_ptr());
+        let launch = |kib: c_uint| {
+            code!(
+                "cuLaunchKernel",
+                (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, Handle, Handle),
+                f,
+                1,
+                1,
+                1,
+                32,
+                1,
+                1,
+                kib << 10,
+                null_mut(),
+                null_mut(),
+                null_mut()
+            )
+        };
+        let opt_in =
+            |kib: c_int| code!("cuFuncSetAttribute", (Handle, c_int, c_int), f, MOST_DYNAMIC, kib << 10);
+        assert_eq!([launch(48), launch(49)], [0, 1], "{}", arch.name());
+        assert_eq!([opt_in(most), opt_in(most + 1)], [0, 1], "{}", arch.name());
+        assert_eq!([launch(most as c_uint), launch(most as c_uint + 1)], [0, 1], "{}", arch.name());
     }
     let _turn = driver(Config::default());
 }

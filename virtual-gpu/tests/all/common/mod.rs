@@ -53,8 +53,20 @@ pub(crate) use {call, code};
 ///
 /// The code has its thread's number in %r1, a zeroed buffer of 1 KiB at %rd1, shared memory `s`, and registers %r, %rd, %h, %f, %p.
 pub fn threads_on(arch: Arch, code: &str, threads: u32, checks: Checks) -> Result<Vec<u32>, Finding> {
+    threads_with("", arch, code, threads, checks)
+}
+
+/// As [`threads_on`], with functions that the code calls.
+pub fn threads_with(
+    functions: &str,
+    arch: Arch,
+    code: &str,
+    threads: u32,
+    checks: Checks,
+) -> Result<Vec<u32>, Finding> {
     let text = format!(
         ".version 7.6 .target {} .address_size 64
+{functions}
 .visible .entry k(.param .u64 out, .param .u64 buffer) {{
 .reg .b64 %rd<16>, %out; .reg .b32 %r<32>; .reg .f32 %f<32>; .reg .b16 %h<8>; .reg .pred %p<8>;
 .shared .align 16 .b8 s[4096];
