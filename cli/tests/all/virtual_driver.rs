@@ -126,7 +126,7 @@ fn a_program_runs_on_the_library_and_its_findings_are_reported() {
     fs::write(&ptx, PTX).expect("a file");
     let report = folder.path().join("report.json");
     let on_the_driver_of = |card: &str, blocks: &str| {
-        let buffer = format!("out:256:{}", folder.path().join(blocks).display());
+        let buffer = format!("out:256:{}", folder.path().join(format!("{card}-{blocks}")).display());
         let mut program = pascaline(&["virtual", "--card", card, "--report", "json", "--to"]);
         program.arg(&report).arg("--");
         // the program itself as a client of libcuda.so.1
