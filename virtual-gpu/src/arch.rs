@@ -4,8 +4,6 @@
 
 use pascaline_occupancy::Multiprocessor;
 
-use crate::card::{Card, GTX1080, T4, V100};
-
 /// An architecture, ordered by age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Arch {
@@ -51,15 +49,6 @@ impl Arch {
     /// The newest architecture whose instructions PTX for a target may use.
     pub(crate) fn of_target(number: u32) -> Self {
         Self::ALL.into_iter().rev().find(|arch| arch.number() <= number).unwrap_or(Self::Sm61)
-    }
-
-    /// The card that is simulated if none is named.
-    pub fn card(self) -> &'static Card {
-        match self {
-            Self::Sm61 => &GTX1080,
-            Self::Sm70 => &V100,
-            Self::Sm75 => &T4,
-        }
     }
 
     /// Whether lanes of a warp are scheduled on their own, and meet only where they are told to.

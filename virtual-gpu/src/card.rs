@@ -172,3 +172,14 @@ impl Card {
         2.0 * f64::from(self.arch.fp32_units()) * self.sms as f64 * self.boost_mhz as f64 * 1e6
     }
 }
+
+impl Arch {
+    /// The card that is simulated if none is named.
+    pub fn card(self) -> &'static Card {
+        match self {
+            Self::Sm61 => &GTX1080,
+            Self::Sm70 => &V100,
+            Self::Sm75 => &T4,
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::block::{Block, Check};
 use super::global::{self, count_global};
-use super::lane::{What, extend, fault, set};
+use super::lane::{What, extend, fault, set, window};
 use super::order::{self, Strong};
 use super::regs::{LANES, lanes};
 use super::scratch::{self, LOCAL, SHARED};
@@ -12,14 +12,6 @@ use crate::counters::Class;
 use crate::finding::FindingKind;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::ptx::inst::*;
-
-pub(super) fn window(space: Space) -> u64 {
-    match space {
-        Space::Shared => SHARED_WINDOW,
-        Space::Local => LOCAL_WINDOW,
-        _ => 0,
-    }
-}
 
 /// `cvta` and `isspacep`.
 #[inline(always)]

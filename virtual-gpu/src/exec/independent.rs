@@ -6,8 +6,7 @@
 
 use super::block::{Block, Check};
 use super::regs::{FULL, lanes};
-use super::step::Stop;
-use super::warp::{Entry, Frame, Meeting, Path, Place, Warp};
+use super::warp::{Entry, Frame, Meeting, Path, Place, Stop, Warp};
 use crate::finding::{Finding, FindingKind};
 use crate::ptx::inst::*;
 

@@ -3,8 +3,8 @@
 //! A release leaves its warp's clock at its address, and an acquire that reads there takes it over. A fence makes later strong writes
 //! releases and earlier strong reads acquires. Scopes are not told apart, nor which write a read saw: so no right exchange is reported.
 
-use super::access::window;
 use super::block::Block;
+use super::lane::window;
 use super::races::VectorClock;
 use super::regs::{LANES, lanes};
 use super::warp::Warp;

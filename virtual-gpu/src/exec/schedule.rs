@@ -4,8 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::block::{Barrier, Block, Check};
 use super::regs::FULL;
-use super::step::Stop;
-use super::warp::{Wait, Warp};
+use super::warp::{Stop, Wait, Warp};
 use crate::config::Config;
 use crate::finding::{Finding, FindingKind};
 use crate::memory::POISON;

@@ -14,17 +14,10 @@ use super::matrix;
 use super::order;
 use super::print;
 use super::regs::{FULL, LANES, lanes, store_wide};
-use super::warp::{Entry, Frame, Wait, Warp};
+use super::warp::{Entry, Frame, Stop, Wait, Warp};
 use crate::finding::FindingKind;
 use crate::ptx::SourceLine;
 use crate::ptx::inst::*;
-
-/// Why a warp stopped running.
-pub(super) enum Stop {
-    Barrier,
-    Quantum,
-    Done,
-}
 
 const NOWHERE: u32 = u32::MAX;
 

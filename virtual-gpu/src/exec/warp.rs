@@ -21,6 +21,13 @@ pub(super) struct Wait {
     pub line: u32,
 }
 
+/// Why a warp stopped running.
+pub(super) enum Stop {
+    Barrier,
+    Quantum,
+    Done,
+}
+
 /// Lanes that run together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
