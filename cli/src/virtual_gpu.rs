@@ -6,7 +6,7 @@
 use super::failure::Failure;
 use super::output::complain;
 use super::printable::printable;
-use pascaline_virtual_gpu::Card;
+use pascaline_virtual_gpu::{Arch, Card};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -23,23 +23,28 @@ const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// Runs a program with the virtual GPU in place of the CUDA driver, on a machine without a GPU.
 ///
-/// The program finds libcuda.so.1 of the virtual GPU on its library path. Its kernels must be PTX that sm_61 can run. Races, reads
+/// The program finds libcuda.so.1 of the virtual GPU on its library path. Its kernels must be PTX that the architecture can run. Races, reads
 /// of memory never written, accesses out of bounds and other findings are printed as they happen and again at the end, with the
 /// functions that were refused and the estimated time of each kernel.
 ///
 /// Exit status: the program's own, 128 and the signal's number if a signal ended it, or 1 if it succeeded and there was a finding.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The card to simulate: mx330, gtx1050ti, gtx1060, gtx1070, gtx1080, gtx1080ti, p4 or p40.
-    #[arg(long, value_name = "CARD", value_parser = card, default_value = "gtx1080")]
-    card: &'static Card,
+    /// The card to simulate: mx330, gtx1050ti, gtx1060, gtx1070, gtx1080, gtx1080ti, p4 or p40 of sm_61, v100 of sm_70, t4 of sm_75.
+    /// Without it that of the architecture: gtx1080, v100 or t4.
+    #[arg(long, value_name = "CARD", value_parser = card)]
+    card: Option<&'static Card>,
+
+    /// The architecture: sm_61, sm_70 or sm_75. Without it the card's, or sm_61. Times are estimated with Pascal's model on all.
+    #[arg(long, value_name = "ARCH", value_parser = arch)]
+    arch: Option<Arch>,
 
     /// How many such cards.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     devices: u8,
 
-    /// The checks that end a kernel: all, none, or some of uninitialized,races,convergence; bounds are always checked.
-    #[arg(long, value_name = "CHECKS")]
+    /// The checks that end a kernel: all, none, or some of uninitialized (or uninit),races,convergence; bounds are always checked.
+    #[arg(long, visible_alias = "check", value_name = "CHECKS")]
     checks: Option<String>,
 
     /// The form of the report.
@@ -66,7 +71,26 @@ enum Form {
 }
 
 fn card(name: &str) -> Result<&'static Card, String> {
-    Card::by_name(name).ok_or_else(|| format!("use one of {}", Card::KNOWN.map(|card| card.id).join(", ")))
+    let all = || Card::KNOWN.into_iter().chain(Card::NEWER).map(|card| card.id).collect::<Vec<_>>();
+    Card::of_any_arch(name).ok_or_else(|| format!("use one of {}", all().join(", ")))
+}
+
+fn arch(name: &str) -> Result<Arch, String> {
+    Arch::by_name(name).ok_or_else(|| format!("use one of {}", Arch::ALL.map(Arch::name).join(", ")))
+}
+
+/// The card that is simulated.
+fn chosen(args: &Args) -> Result<&'static Card, Failure> {
+    match (args.card, args.arch) {
+        (Some(card), Some(arch)) if card.arch != arch => Err(Failure::Usage(format!(
+            "--arch {}, and the card {} is {}",
+            arch.name(),
+            card.id,
+            card.arch.name()
+        ))),
+        (Some(card), _) => Ok(card),
+        (None, arch) => Ok(arch.unwrap_or(Arch::Sm61).card()),
+    }
 }
 
 /// A line of a process's record, as the library writes it.
@@ -160,7 +184,11 @@ impl Summary {
         for Launches { card, kernel, launches, seconds, bound } in &self.launches {
             let time = super::table::time(std::time::Duration::from_secs_f64(*seconds));
             let times = if *launches == 1 { "launch" } else { "launches" };
-            line(&format!("{time} estimated on {card}, {launches} {times}, bound by {bound}: {kernel}"));
+            let model =
+                if Card::NEWER.iter().any(|newer| newer.name == card) { " with Pascal's model" } else { "" };
+            line(&format!(
+                "{time} estimated{model} on {card}, {launches} {times}, bound by {bound}: {kernel}"
+            ));
         }
         for what in &self.refused {
             line(&format!("refused: {what}"));
@@ -260,6 +288,7 @@ pub(super) fn run(_: &Args) -> Result<(), Failure> {
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let card = chosen(args)?;
     let library = library()?.canonicalize()?;
     let folder =
         tempfile::tempdir().map_err(|error| Failure::Failed(format!("no temporary folder: {error}")))?;
@@ -272,8 +301,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut command = Command::new(&args.command[0]); // clap asks for one at least
     command.args(&args.command[1..]);
     command.env("LD_LIBRARY_PATH", library_path(&libraries)).env("PASCALINE_VIRTUAL_REPORT", &records);
-    command.env_remove("PASCALINE_VIRTUAL_CARD");
-    let cards = vec![args.card.id; args.devices.into()].join(",");
+    command.env_remove("PASCALINE_VIRTUAL_CARD").env("PASCALINE_VIRTUAL_ARCH", card.arch.name());
+    let cards = vec![card.id; args.devices.into()].join(",");
     command.env("PASCALINE_VIRTUAL_DEVICES", cards);
     if let Some(checks) = &args.checks {
         command.env("PASCALINE_VIRTUAL_CHECKS", checks);

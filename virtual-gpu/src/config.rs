@@ -1,5 +1,6 @@
 //! Which cards the devices simulate, and which checks run on them.
 
+use crate::arch::Arch;
 use crate::card::Card;
 use crate::memory::MAX_DEVICES;
 
@@ -25,10 +26,11 @@ impl Checks {
 ///
 /// | variable | values | default |
 /// |---|---|---|
-/// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1060`, `gtx1070`, `gtx1080`, `gtx1080ti`, `p4`, `p40` | `gtx1080` |
+/// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1060`, `gtx1070`, `gtx1080`, `gtx1080ti`, `p4`, `p40`, `v100`, `t4` | the architecture's: `gtx1080`, `v100`, `t4` |
+/// | `PASCALINE_VIRTUAL_ARCH` | `sm_61`, `sm_70`, `sm_75`: the architecture of all devices | the card's |
 /// | `PASCALINE_VIRTUAL_DEVICES` | names of cards, separated by commas: one device for each | one, of `CARD` |
 /// | `PASCALINE_VIRTUAL_PEERS` | `1` or `0`: devices may reach each other's memory | `1` |
-/// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence` | `all` |
+/// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence`; `uninit` is short for the first | `all` |
 /// | `PASCALINE_VIRTUAL_LOCKSTEP` | `1`: lanes of a warp may rely on lockstep, as on sm_61; `0`: `races` also finds a lane that reads from shared memory what another lane stored without a warp barrier | `1` |
 /// | `PASCALINE_VIRTUAL_SEED` | integer: order of streams and warps | `1` |
 /// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory: one number for all devices, or one for each, separated by commas | the card's |
@@ -41,13 +43,13 @@ impl Checks {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub card: &'static Card,
-    /// The driver API's devices after the first: their cards and bytes of memory (`None`: the card's).
+    /// The driver API's devices after the first, of the same architecture: their cards and bytes of memory (`None`: the card's).
     pub others: Vec<(&'static Card, Option<u64>)>,
     /// Whether devices may reach each other's memory.
     pub peers: bool,
     pub checks: Checks,
     /// Whether lanes of a warp may rely on lockstep, as on sm_61. If not, [`Checks::races`] also finds a lane that reads from shared
-    /// memory what another lane of its warp stored without a warp barrier: compilers, and sm_70 and later, do not promise the order.
+    /// memory what another lane of its warp stored without a warp barrier: compilers, and sm_70 and later, do not promise the order. On devices of these lanes never may.
     pub lockstep: bool,
     /// Seeds the interleaving of streams and the order of a block's warps.
     pub seed: u64,
@@ -120,8 +122,14 @@ impl Config {
             Some("0") => Ok(false),
             Some(v) => Err(bad(name, v)),
         };
+        let arch = match var("ARCH") {
+            None => None,
+            Some(v) => Some(Arch::by_name(&v).ok_or_else(|| bad("ARCH", &v))?),
+        };
         if let Some(v) = var("CARD") {
-            c.card = Card::by_name(&v).ok_or_else(|| bad("CARD", &v))?;
+            c.card = Card::of_any_arch(&v).ok_or_else(|| bad("CARD", &v))?;
+        } else if let Some(arch) = arch {
+            c.card = arch.card();
         }
         let numbers: Option<Vec<u64>> = match var("MEMORY") {
             None => None,
@@ -138,11 +146,23 @@ impl Config {
             if var("CARD").is_some() {
                 return Err("PASCALINE_VIRTUAL_CARD and PASCALINE_VIRTUAL_DEVICES both name cards".to_owned());
             }
-            let cards: Option<Vec<_>> = v.split(',').map(|id| Card::by_name(id.trim())).collect();
+            let cards: Option<Vec<_>> = v.split(',').map(|id| Card::of_any_arch(id.trim())).collect();
             let cards = cards.filter(|cards| cards.len() <= MAX_DEVICES).ok_or_else(|| bad("DEVICES", &v))?;
             c.card = cards[0]; // splitting gives one part at least
             let others = cards.iter().enumerate().skip(1);
             c.others = others.map(|(device, card)| (*card, memory(device))).collect();
+        }
+        let cards = std::iter::once(c.card).chain(c.others.iter().map(|&(card, _)| card));
+        let wanted = arch.unwrap_or(c.card.arch);
+        if let Some(other) = cards.into_iter().find(|card| card.arch != wanted) {
+            let (card, of) = (other.id, other.arch.name());
+            return Err(match arch {
+                Some(arch) => format!("PASCALINE_VIRTUAL_ARCH={}, and the card {card} is {of}", arch.name()),
+                None => format!(
+                    "PASCALINE_VIRTUAL_DEVICES names cards of {} and, with {card}, of {of}",
+                    wanted.name()
+                ),
+            });
         }
         if let Some(all) = numbers.as_ref().filter(|all| all.len() > 1 && all.len() != c.devices()) {
             return Err(format!(
@@ -160,7 +180,7 @@ impl Config {
                     let mut checks = Checks::NONE;
                     for name in list.split(',') {
                         match name {
-                            "uninitialized" => checks.uninitialized = true,
+                            "uninitialized" | "uninit" => checks.uninitialized = true,
                             "races" => checks.races = true,
                             "convergence" => checks.convergence = true,
                             _ => return Err(bad("CHECKS", &v)),
@@ -222,8 +242,29 @@ mod tests {
         assert_eq!(c.card.name, "Tesla P40");
         assert!(c.checks.races && !c.checks.uninitialized && !c.pools);
         assert_eq!(c.memory(), 4096);
+        let short = get(&[("PASCALINE_VIRTUAL_CHECKS", "races,uninit")]).unwrap().checks;
+        assert_eq!(short, Checks { uninitialized: true, races: true, convergence: false });
+        assert!(get(&[("PASCALINE_VIRTUAL_CHECKS", "races,un")]).unwrap_err().contains("races,un"));
         assert!(get(&[("PASCALINE_VIRTUAL_CARD", "a100")]).unwrap_err().contains("a100"));
         assert!(get(&[("PASCALINE_VIRTUAL_SEED", "x")]).is_err());
+    }
+
+    #[test]
+    fn an_architecture_has_a_card_and_cards_have_an_architecture() {
+        let get = |pairs: &[(&str, &str)]| {
+            Config::from_variables(|n| pairs.iter().find(|p| n.ends_with(p.0)).map(|p| p.1.to_owned()))
+        };
+        for (arch, card) in [("sm_61", "gtx1080"), ("sm_70", "v100"), ("sm_75", "t4")] {
+            assert_eq!(get(&[("_ARCH", arch)]).unwrap().card.id, card);
+            assert_eq!(get(&[("_CARD", card)]).unwrap().card.arch.name(), arch);
+        }
+        assert_eq!(get(&[("_ARCH", "sm_61"), ("_CARD", "p4")]).unwrap().card.id, "p4");
+        assert_eq!(get(&[("_ARCH", "sm_75"), ("_DEVICES", "t4,t4")]).unwrap().devices(), 2);
+        let contradiction = get(&[("_ARCH", "sm_70"), ("_CARD", "p4")]).unwrap_err();
+        assert_eq!(contradiction, "PASCALINE_VIRTUAL_ARCH=sm_70, and the card p4 is sm_61");
+        assert!(get(&[("_ARCH", "sm_70"), ("_DEVICES", "v100,t4")]).unwrap_err().contains("t4 is sm_75"));
+        assert!(get(&[("_DEVICES", "v100,p4")]).unwrap_err().contains("sm_70 and, with p4, of sm_61"));
+        assert!(get(&[("_ARCH", "sm_80")]).unwrap_err().contains("PASCALINE_VIRTUAL_ARCH=sm_80"));
     }
 
     #[test]

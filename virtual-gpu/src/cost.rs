@@ -1,10 +1,10 @@
-//! From counts to time on a Pascal card. `COSTS.md` describes the model and its error.
+//! From counts to time on a Pascal card. `COSTS.md` describes the model and its error. For a card of a newer architecture the model
+//! stays Pascal's, with that card's clock, multiprocessors and bandwidth.
 
 use crate::card::Card;
 use crate::counters::{Class, Counters};
 use crate::exec::LaunchReport;
 use crate::hot_loops::{HotLoop, hot_loop};
-use pascaline_occupancy::Multiprocessor;
 
 /// Seconds from one kernel's end to the next one's start: launched one by one, and inside a graph.
 pub const LAUNCH_SECONDS: f64 = 5e-6;
@@ -60,7 +60,7 @@ pub struct Estimate {
     pub l2: f64,
     pub dram: f64,
     pub latency: f64,
-    /// Resident warps of an SM over 64.
+    /// Resident warps of an SM over the most that it has.
     pub occupancy: f64,
 }
 
@@ -73,6 +73,8 @@ fn clocks(class: Class) -> (f64, Unit) {
         Class::Video => (0.5, Main),
         Class::VideoSimd => (2.0, Main),
         Class::IntMul => (0.75, Main),
+        // 1,024 multiply-adds, of which Volta and Turing do 512 in a clock
+        Class::Tensor => (2.0, Main),
         Class::IntDiv => (5.0, Main),
         Class::Fp32Div => (2.5, Main),
         Class::Control | Class::Barrier | Class::Vote | Class::Constant => (0.25, Main),
@@ -113,8 +115,8 @@ pub fn estimate(report: &LaunchReport, card: &Card, registers: u32) -> Estimate 
     let threads: u32 = report.block.iter().product();
     let blocks: f64 = report.grid.iter().map(|&n| n as f64).product();
     let warps_per_block = threads.div_ceil(32) as f64;
-    let resident =
-        Multiprocessor::SM_61.resident_blocks(threads, registers, report.shared_bytes).max(1) as f64;
+    let multiprocessor = card.arch.multiprocessor();
+    let resident = multiprocessor.resident_blocks(threads, registers, report.shared_bytes).max(1) as f64;
     let sms = card.sms as f64;
     let hz = card.boost_mhz as f64 * 1e6;
     // The busiest SM decides: its share of the blocks.
@@ -164,7 +166,7 @@ pub fn estimate(report: &LaunchReport, card: &Card, registers: u32) -> Estimate 
     let (bound, work) = parts.into_iter().fold((Bound::Launch, 0.0), |a, b| if b.1 > a.1 { b } else { a });
     let overhead = overhead(report);
     let bound = if work < overhead { Bound::Launch } else { bound };
-    let occupancy = (resident * warps_per_block / 64.0).min(1.0);
+    let occupancy = (resident * warps_per_block / f64::from(multiprocessor.warps)).min(1.0);
     Estimate { time: work + overhead, bound, compute, shared, l2, dram, latency, occupancy }
 }
 

@@ -30,6 +30,8 @@ classes! {
     Fp64 "fp64"
     /// Half-precision arithmetic: 1/64 rate on sm_61.
     Fp16 "fp16"
+    /// Products of matrices by a warp: `mma`.
+    Tensor "tensor"
     /// `dp4a`, `dp2a`
     Dp4a "dp4a"
     /// Video instructions of one word: `vadd`, `vmad` and their like.

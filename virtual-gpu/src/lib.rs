@@ -1,9 +1,9 @@
-//! An sm_61 GPU in software, under the CUDA driver API.
+//! An sm_61 GPU in software, under the CUDA driver API. With a [`Card`] of another [`Arch`] it is of that architecture.
 //!
 //! It runs the PTX that ships, checks it more strictly than the hardware does, and estimates its time on a Pascal
 //! card, so kernels and the host code above them can be tested on machines without a GPU.
 //!
-//! * [`Module::parse`] reads PTX; anything that sm_61 lacks is an error with its line.
+//! * [`Module::parse`] reads PTX; anything that sm_61 lacks is an error with its line. [`Module::parse_for`] takes the architecture.
 //! * [`Gpu`] runs kernels without the driver API: memory, modules, launches, [`Finding`]s and [`Counters`].
 //! * [`symbol`] gives the driver API over such devices, whose streams run late and in a seeded order.
 //!   [`configure`] or the environment ([`Config`]) sets it up; [`take_findings`] returns the faults it found and
@@ -12,11 +12,10 @@
 //!
 //! # Limits
 //!
-//! Not supported: textures, surfaces, functions that call themselves by name, `malloc`, video instructions,
-//! cooperative launches of more than one block, memory nodes and child graphs. Each is refused, never answered wrongly.
+//! Not supported: textures, surfaces, `malloc`, memory nodes of graphs. Each is refused, never answered wrongly.
 //! Managed memory is page-locked host memory.
-//! Calls by pointer reach functions of the kernel's own module. Their stack is local memory up to 512 KB, where hardware has
-//! what `CU_LIMIT_STACK_SIZE` says.
+//! Calls by pointer reach functions of the kernel's own module. Their stack, and that of recursion, is local memory up to 512 KB,
+//! where hardware has what `CU_LIMIT_STACK_SIZE` says.
 //! Races in global memory are found as far as no right exchange can be reported: fences order blocks, and atomics are
 //! never races. Blocks start in order and each runs to its end, so a block may wait
 //! for an earlier one; waiting for a later one ends as a time-out.
@@ -25,6 +24,7 @@
 
 #[cfg(feature = "driver-api")]
 mod api;
+mod arch;
 mod card;
 mod config;
 mod cost;
@@ -39,7 +39,8 @@ mod reports;
 
 #[cfg(feature = "driver-api")]
 pub use api::{InUse, configure, null_stream_is_per_thread, restart, symbol, symbols, take_peak_memory};
-pub use card::{Card, GTX1050TI, GTX1060, GTX1070, GTX1080, GTX1080TI, MX330, P4, P40};
+pub use arch::Arch;
+pub use card::{Card, GTX1050TI, GTX1060, GTX1070, GTX1080, GTX1080TI, MX330, P4, P40, T4, V100};
 pub use config::{Checks, Config};
 pub use cost::{Bound, Estimate, GRAPH_LAUNCH_SECONDS, LAUNCH_SECONDS, estimate};
 pub use counters::{Class, Counters, Traffic};

@@ -97,6 +97,7 @@ impl Card {
         let figures = virtual_gpu::Card {
             name: self.name.clone().leak(),
             id: "report",
+            arch: virtual_gpu::Arch::Sm61,
             sms: self.multiprocessors.max(1),
             boost_mhz: self.clock_mhz.max(1),
             bandwidth: self.bandwidth.max(1.0),

@@ -52,6 +52,38 @@ fn records_of_processes_are_summed_up() {
 }
 
 #[test]
+fn checks_have_a_short_name_too() {
+    for option in ["--checks", "--check"] {
+        let script = "exec test \"$PASCALINE_VIRTUAL_CHECKS\" = races,uninit";
+        let output = with_library(&[option, "races,uninit", "--", "sh", "-c", script]);
+        assert_eq!(output.status.code(), Some(0), "{option}: {}", stderr(&output));
+    }
+    let help = pascaline(&["virtual", "--help"]).output().expect("the program starts");
+    assert!(stdout(&help).contains("--check]"), "{}", stdout(&help));
+}
+
+#[test]
+fn an_architecture_has_its_card() {
+    let devices = |options: &[&str], want: &str| {
+        let script = format!("exec test \"$PASCALINE_VIRTUAL_ARCH $PASCALINE_VIRTUAL_DEVICES\" = \"{want}\"");
+        let arguments = [options, &["--", "sh", "-c", &script]].concat();
+        let output = with_library(&arguments);
+        assert_eq!(output.status.code(), Some(0), "{options:?}: {}", stderr(&output));
+    };
+    devices(&[], "sm_61 gtx1080");
+    devices(&["--arch", "sm_70"], "sm_70 v100");
+    devices(&["--card", "t4", "--devices", "2"], "sm_75 t4,t4");
+    devices(&["--card", "p4", "--arch", "sm_61"], "sm_61 p4");
+    let output = with_library(&["--card", "p4", "--arch", "sm_70", "--", "true"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("--arch sm_70, and the card p4 is sm_61"), "{}", stderr(&output));
+    assert_eq!(with_library(&["--arch", "sm_80", "--", "true"]).status.code(), Some(2));
+    let launch = r#"echo '{"launches":[{"card":"Tesla V100","kernel":"k","launches":1,"seconds":0.5,"bound":"DRAM"}]}' >> "$PASCALINE_VIRTUAL_REPORT/1.jsonl""#;
+    let output = with_library(&["--", "sh", "-c", launch]);
+    assert!(stderr(&output).contains("estimated with Pascal's model on Tesla V100"), "{}", stderr(&output));
+}
+
+#[test]
 fn mistakes_are_said_in_a_sentence() {
     let mut program = pascaline(&["virtual", "--", "true"]);
     let output = program.env("PASCALINE_VIRTUAL_DRIVER", "/nowhere").output().expect("the program starts");
@@ -93,9 +125,9 @@ fn a_program_runs_on_the_library_and_its_findings_are_reported() {
     let ptx = folder.path().join("store.ptx");
     fs::write(&ptx, PTX).expect("a file");
     let report = folder.path().join("report.json");
-    let on_the_driver = |blocks: &str| {
-        let buffer = format!("out:256:{}", folder.path().join(blocks).display());
-        let mut program = pascaline(&["virtual", "--card", "p4", "--report", "json", "--to"]);
+    let on_the_driver_of = |card: &str, blocks: &str| {
+        let buffer = format!("out:256:{}", folder.path().join(format!("{card}-{blocks}")).display());
+        let mut program = pascaline(&["virtual", "--card", card, "--report", "json", "--to"]);
         program.arg(&report).arg("--");
         // the program itself as a client of libcuda.so.1
         let own = program.get_program().to_owned();
@@ -105,6 +137,7 @@ fn a_program_runs_on_the_library_and_its_findings_are_reported() {
         ]);
         program.output().expect("the program starts")
     };
+    let on_the_driver = |blocks: &str| on_the_driver_of("p4", blocks);
     let json = || -> Value {
         serde_json::from_str(&fs::read_to_string(&report).expect("the report")).expect("JSON")
     };
@@ -116,4 +149,9 @@ fn a_program_runs_on_the_library_and_its_findings_are_reported() {
     let output = on_the_driver("2");
     assert_ne!(output.status.code(), Some(0));
     assert_eq!(json()["findings"][0]["kind"], "OutOfBounds");
+
+    let output = on_the_driver_of("t4", "1");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("Virtual Tesla T4"), "{}", stdout(&output));
+    assert_eq!(json()["launches"][0]["card"], "Tesla T4");
 }

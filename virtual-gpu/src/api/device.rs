@@ -23,17 +23,18 @@ pub(super) fn pci_id(device: usize) -> String {
     format!("0000:{:02x}:00.0", device + 1)
 }
 
-/// A device attribute by its number; 0 for features that sm_61 lacks.
+/// A device attribute by its number; 0 for features that the device lacks.
 pub(super) fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u32> {
     let c = d.devices[device].gpu.config();
     let card = c.card;
+    let arch = card.arch;
     Ok(match n {
         1 => 1024,
         2 | 3 => 1024,
         4 => 64,
         5 => 0x7fff_ffff,
         6 | 7 => 65535,
-        8 | 97 => 48 << 10,
+        8 => 48 << 10,
         9 => 64 << 10,
         10 => 32,
         11 => 0x7fff_ffff,
@@ -47,16 +48,17 @@ pub(super) fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u3
         36 => card.memory_mhz as c_int * 1000,
         37 => card.bus_bits as c_int,
         38 => card.l2_bytes as c_int,
-        39 => 2048,
+        39 => (32 * arch.multiprocessor().warps) as c_int,
         40 => 2,
         51 => 32,
-        75 => 6,
-        76 => 1,
-        81 => 96 << 10,
-        82 => 64 << 10,
-        87 => 32,
+        75 => arch.capability().0 as c_int,
+        76 => arch.capability().1 as c_int,
+        81 => arch.multiprocessor().shared_bytes as c_int,
+        82 => arch.multiprocessor().registers as c_int,
+        87 => arch.single_to_double() as c_int,
         91..=95 | 122 | 123 => 1,
-        106 => 32,
+        97 => arch.multiprocessor().shared_bytes_per_block as c_int,
+        106 => arch.multiprocessor().blocks as c_int,
         115 => c.pools as c_int,
         n if (1..=200).contains(&n) => 0,
         _ => return Err(INVALID_VALUE),

@@ -12,10 +12,10 @@ use super::engine::after_enqueue;
 use super::entry::enter;
 use super::state::{Driver, Function, OnDevice};
 use super::work::{KernelLaunch, Work};
+use crate::arch::Arch;
 use crate::exec::{Launch, check_launch};
 use crate::finding::{self, Finding, FindingKind};
 use crate::ptx::{Kernel, Module};
-use pascaline_occupancy::Multiprocessor;
 
 /// The log options of a JIT call: the buffers, and where their sizes are given.
 #[derive(Default)]
@@ -99,9 +99,9 @@ impl Logs {
 /// The most bytes of PTX whose modules are kept.
 const MOST_KEPT: usize = 32 << 20;
 
-/// Modules that were read last, with their text: devices of one process mostly load the same ones.
+/// Modules that were read last, with the architecture they were read for and their text: devices of one process mostly load the same ones.
 struct Kept {
-    modules: VecDeque<(Box<str>, Arc<Read>)>,
+    modules: VecDeque<(Arch, Box<str>, Arc<Read>)>,
     bytes: usize,
 }
 
@@ -129,27 +129,27 @@ impl Read {
 static KEPT: Mutex<Kept> = Mutex::new(Kept { modules: VecDeque::new(), bytes: 0 });
 
 /// Reads a module, or takes the one that was read from the same text.
-fn read(text: &str) -> Result<Arc<Read>, String> {
+fn read(text: &str, arch: Arch) -> Result<Arc<Read>, String> {
     let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner); // it is whole at each point
-    if let Some((_, read)) = kept().modules.iter().find(|(of, _)| **of == *text) {
+    if let Some((.., read)) = kept().modules.iter().find(|(of, from, _)| *of == arch && **from == *text) {
         return Ok(read.clone());
     }
-    let module = Module::parse(text).map_err(|e| format!("ptxas application ptx input, {e}"))?;
+    let module = Module::parse_for(text, arch).map_err(|e| format!("ptxas application ptx input, {e}"))?;
     let read = Arc::new(Read { module: Arc::new(module), info: OnceLock::new() });
     let Kept { modules, bytes } = &mut *kept();
-    modules.push_back((text.into(), read.clone()));
+    modules.push_back((arch, text.into(), read.clone()));
     *bytes += text.len();
     while *bytes > MOST_KEPT {
-        let Some((oldest, _)) = modules.pop_front() else { break };
+        let Some((_, oldest, _)) = modules.pop_front() else { break };
         *bytes -= oldest.len();
     }
     Ok(read)
 }
 
-/// Reads an image and writes the logs.
-pub(super) fn compile(image: &[u8], logs: Option<&Logs>) -> Result<Arc<Read>, u32> {
+/// Reads an image for an architecture and writes the logs.
+pub(super) fn compile(image: &[u8], logs: Option<&Logs>, arch: Arch) -> Result<Arc<Read>, u32> {
     let text = std::str::from_utf8(image).map_err(|_| "the image is not text".to_owned());
-    let read = text.and_then(read);
+    let read = text.and_then(|text| read(text, arch));
     if let Some(l) = logs {
         let (info, error) = match &read {
             Ok(read) if l.takes_info() => (read.info(), ""),
@@ -167,7 +167,7 @@ pub(super) fn compile(image: &[u8], logs: Option<&Logs>) -> Result<Arc<Read>, u3
 
 fn load(image: &[u8], logs: Option<&Logs>, out: Out<CUmodule>) -> Answer {
     let d = &mut *enter()?;
-    let read = compile(image, logs)?;
+    let read = compile(image, logs, d.arch())?;
     let id = load_on(d, &read.module)?;
     out.write(id as CUmodule)
 }
@@ -264,10 +264,10 @@ fn resident_blocks(d: &mut Driver, f: CUfunction, threads: c_int, dynamic: usize
         return Err(INVALID_VALUE);
     }
     let (shared, registers) = (k.dynamic_start as u64 + dynamic as u64, registers(d, f, k)?);
-    if threads as u32 > max_threads(registers, k) || shared > 48 << 10 {
+    if threads as u32 > max_threads(registers, k) || shared > d.most_shared().into() {
         return Ok(0);
     }
-    Ok(Multiprocessor::SM_61.resident_blocks(threads as u32, registers, shared as u32))
+    Ok(d.arch().multiprocessor().resident_blocks(threads as u32, registers, shared as u32))
 }
 
 /// An attribute of a function, by its number.
@@ -282,7 +282,7 @@ pub(super) fn attribute(d: &mut Driver, f: u64, attr: c_int) -> Result<c_int, u3
         3 => k.local_bytes,
         4 => registers(d, function, k)?,
         5 => major * 10 + minor,
-        6 => 61,
+        6 => d.arch().number(),
         7 => 0,
         8 => function.max_dynamic_shared,
         9 => u32::MAX,
@@ -296,7 +296,7 @@ pub(super) fn attribute(d: &mut Driver, f: u64, attr: c_int) -> Result<c_int, u3
 pub(super) fn set_attribute(d: &mut Driver, f: u64, attr: c_int, value: c_int) -> Answer {
     let f = d.resolve(f)?;
     let (_, k) = known(d, f)?;
-    let most = (48 << 10) - k.dynamic_start;
+    let most = d.most_shared() - k.dynamic_start;
     match attr {
         8 if value >= 0 && value as u32 <= most => {
             if let Some(f) = d.functions.get_mut(&f) {
@@ -410,9 +410,20 @@ pub(super) unsafe fn prepare(
     let launch = Launch { grid, block: threads, dynamic_shared: shared, params: &block };
     let total: u64 = threads.iter().map(|&n| n as u64).product();
     let registers = registers(d, function, k)?;
-    let check = check_launch(k, &launch).and_then(|()| match total <= max_threads(registers, k) as u64 {
+    // more than each block has is for kernels that opted in to it
+    let most_dynamic = function.max_dynamic_shared.max((48 << 10) - k.dynamic_start);
+    let opted_in = |()| match shared <= most_dynamic {
         true => Ok(()),
-        false => Err((FindingKind::TooManyThreads, format!("{total} threads of {registers} registers"))),
+        false => Err((
+            FindingKind::InvalidLaunch,
+            format!("{shared} bytes of dynamic shared memory, the kernel has opted in to {most_dynamic}"),
+        )),
+    };
+    let check = check_launch(k, &launch, d.arch()).and_then(opted_in).and_then(|()| {
+        match total <= max_threads(registers, k) as u64 {
+            true => Ok(()),
+            false => Err((FindingKind::TooManyThreads, format!("{total} threads of {registers} registers"))),
+        }
     });
     if let Err((kind, message)) = check {
         let kernel = function.kernel.clone();

@@ -65,8 +65,8 @@ impl Driver {
 }
 
 fn load(out: Out<CUlibrary>, image: &[u8], logs: &Logs) -> Answer {
-    let read = compile(image, Some(logs))?;
     let d = &mut *super::entry::guard()?;
+    let read = compile(image, Some(logs), d.arch())?;
     let id = d.handle();
     d.libraries.insert(id, Library { module: Arc::clone(&read.module), loaded: BTreeMap::new() });
     out.write(id as CUlibrary)

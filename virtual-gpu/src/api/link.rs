@@ -86,10 +86,10 @@ api! {
 
     /// The image is the PTX itself; it lives as long as the linker.
     fn cuLinkComplete(state: CUlinkState, image: *mut *mut c_void => Out<*mut c_void>, size: *mut usize => Out<usize>) {
-        drop(enter()?);
+        let arch = enter()?.arch();
         let mut linkers = linkers();
         let link = linkers.get_mut(&(state as u64)).ok_or(INVALID_HANDLE)?;
-        compile(&link.text, Some(&link.logs))?;
+        compile(&link.text, Some(&link.logs), arch)?;
         if link.text.last() != Some(&0) {
             link.text.push(0);
         }

@@ -8,6 +8,7 @@ use super::clock::{Clock, Order};
 use super::codes::*;
 use super::stream_id::{Mark, NULL_IS_PER_THREAD, StreamId, is_null, is_per_thread, own_stream};
 use super::work::{Exec, Graph, Work};
+use crate::arch::Arch;
 use crate::config::Config;
 use crate::exec::{Gpu, LoadedModule};
 use crate::finding::{self, Finding};
@@ -218,6 +219,16 @@ impl Driver {
         let mut d = Self { devices, pools, random, next_handle: 0x1000, ..Self::default() };
         d.streams.extend(numbers.map(|number| (number as u64, Stream::new(number, 0, 0))));
         d
+    }
+
+    /// The architecture of all devices.
+    pub fn arch(&self) -> Arch {
+        self.devices[0].gpu.config().card.arch
+    }
+
+    /// Shared memory that a kernel may opt in to.
+    pub fn most_shared(&self) -> u32 {
+        self.arch().multiprocessor().shared_bytes_per_block
     }
 
     /// The device whose context is current.

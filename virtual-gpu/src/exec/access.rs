@@ -2,7 +2,8 @@
 
 use super::block::{Block, Check};
 use super::global::{self, count_global};
-use super::lane::{What, extend, fault, set};
+use super::lane::{What, extend, fault, set, window};
+use super::order::{self, Strong};
 use super::regs::{LANES, lanes};
 use super::scratch::{self, LOCAL, SHARED};
 use super::shape::{Count, Facts};
@@ -11,14 +12,6 @@ use crate::counters::Class;
 use crate::finding::FindingKind;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::ptx::inst::*;
-
-fn window(space: Space) -> u64 {
-    match space {
-        Space::Shared => SHARED_WINDOW,
-        Space::Local => LOCAL_WINDOW,
-        _ => 0,
-    }
-}
 
 /// `cvta` and `isspacep`.
 #[inline(always)]
@@ -99,7 +92,7 @@ pub(super) fn load(
     a: Access,
     mask: u32,
 ) -> Check {
-    let what = What { verb: "load", bytes: (a.size * a.count) as u32, line: inst.line, loose: a.volatile };
+    let what = What { verb: "load", bytes: (a.size * a.count) as u32, line: inst.line, loose: a.strong };
     let bytes = what.bytes;
     let rows = rows(f, &inst.d, a);
     if a.space == Space::Param && inst.a != NONE {
@@ -152,6 +145,10 @@ pub(super) fn load(
                 }
             }
         }
+        if a.strong && b.job.orders && space != Space::Local {
+            let strong = Strong { reads: true, writes: false, order: a.order };
+            order::note(b, w, strong, (space, at), mask);
+        }
     }
     Ok(())
 }
@@ -166,7 +163,7 @@ pub(super) fn store(
     a: Access,
     mask: u32,
 ) -> Check {
-    let what = What { verb: "store", bytes: (a.size * a.count) as u32, line: inst.line, loose: a.volatile };
+    let what = What { verb: "store", bytes: (a.size * a.count) as u32, line: inst.line, loose: a.strong };
     let bytes = what.bytes;
     let rows = rows(f, &inst.b, a);
     let mut at = addresses(w, inst, a.addr_wide);
@@ -183,6 +180,10 @@ pub(super) fn store(
                 global::store(b, w, (rows, a), what, at, mask, &facts)?;
                 count_global(b, at, mask, bytes, false, &facts);
             }
+        }
+        if a.strong && b.job.orders && space != Space::Local {
+            let strong = Strong { reads: false, writes: true, order: a.order };
+            order::note(b, w, strong, (space, at), mask);
         }
     }
     Ok(())

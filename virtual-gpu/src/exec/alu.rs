@@ -6,6 +6,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::alu_float::{float_binary, float_test, float_unary, fma};
+use super::bit_fields::{bit_mask, extend_bits};
 use super::cvt;
 use super::float::flush;
 use super::line_costs::InstructionCost;
@@ -309,6 +310,14 @@ fn int_binary(r: &mut Regs, i: &Inst, op: IBin, ty: IntTy, mask: u32) {
         }
         IBin::Rem => {
             by_int!(ty, T => map2::<T, T, T>(r, at, mask, |a, b| if b == 0 { a } else { a.wrapping_rem(b) }))
+        }
+        IBin::BmskClamp => map2::<u32, u32, u32>(r, at, mask, |a, b| bit_mask(a, b, true)),
+        IBin::BmskWrap => map2::<u32, u32, u32>(r, at, mask, |a, b| bit_mask(a, b, false)),
+        IBin::SzextClamp => {
+            map2::<u32, u32, u32>(r, at, mask, |a, b| extend_bits(a, b, ty == IntTy::S32, true))
+        }
+        IBin::SzextWrap => {
+            map2::<u32, u32, u32>(r, at, mask, |a, b| extend_bits(a, b, ty == IntTy::S32, false))
         }
         IBin::AddSat => map2::<i32, i32, i32>(r, at, mask, |a, b| a.saturating_add(b)),
         IBin::SubSat => map2::<i32, i32, i32>(r, at, mask, |a, b| a.saturating_sub(b)),

@@ -152,6 +152,7 @@ pub(super) fn float_unary(r: &mut Regs, i: &Inst, op: FUn, m: FMode, mask: u32) 
                 FUn::Cos => canonical((x as f64).cos() as f32),
                 FUn::Lg2 => canonical((x as f64).log2() as f32),
                 FUn::Ex2 => canonical((x as f64).exp2() as f32),
+                FUn::Tanh => canonical((x as f64).tanh() as f32),
             };
             if m.ftz { flush(v) } else { v }
         }),
@@ -162,6 +163,14 @@ pub(super) fn float_unary(r: &mut Regs, i: &Inst, op: FUn, m: FMode, mask: u32) 
             FUn::Rcp => div64(1.0, x, m.round),
             _ => 1.0 / x.sqrt(),
         }),
+        FltTy::F16 | FltTy::F16x2 if matches!(op, FUn::Ex2 | FUn::Tanh) => {
+            let f = if op == FUn::Ex2 { f64::exp2 } else { f64::tanh };
+            let one = |x: u16| u32::from(finish16(f16::from_f64(f(f16::from_bits(x).to_f64())), m));
+            map1::<u32, u32>(r, d, a, mask, |x| match m.ty {
+                FltTy::F16 => one(x as u16),
+                _ => one(x as u16) | one((x >> 16) as u16) << 16,
+            });
+        }
         FltTy::F16 | FltTy::F16x2 => {
             let low = if op == FUn::Neg { |x: u32| x ^ 0x8000_8000 } else { |x: u32| x & 0x7fff_7fff };
             map1::<u32, u32>(r, d, a, mask, low);

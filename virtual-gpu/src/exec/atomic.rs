@@ -1,12 +1,15 @@
 //! Atomics on global and shared memory.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use half::f16;
 
 use super::access::{addresses, by_space};
 use super::block::{Block, Check};
 use super::float::{canonical, flush};
 use super::global::{footprint, global, mark, written};
 use super::lane::{What, fault, set, uninitialized, value};
+use super::order::{self, Strong};
 use super::regs::lanes;
 use super::scratch::{SHARED, bytes_at, checked, no_race, party, set_bytes};
 use super::shape::Count;
@@ -18,7 +21,7 @@ pub(super) fn atomic(
     b: &mut Block<'_>,
     w: &mut Warp,
     (inst, number): (&Inst, usize),
-    (op, ty): (Atom, Num),
+    (op, ty, order): (Atom, Num, Order),
     (space, addr_wide): (Space, bool),
     mask: u32,
 ) -> Check {
@@ -34,8 +37,9 @@ pub(super) fn atomic(
             return Err(fault(b, w, what, l, FindingKind::OutOfBounds, place));
         }
         for l in lanes(mask) {
-            let x = value(w, wide, inst.b, l);
-            let y = if inst.c == NONE { 0 } else { value(w, wide, inst.c, l) };
+            let bits = u64::MAX >> (64 - ty.bits());
+            let x = value(w, wide, inst.b, l) & bits;
+            let y = if inst.c == NONE { 0 } else { value(w, wide, inst.c, l) & bits };
             let old = if space == Space::Shared {
                 shared_atomic(b, w, what, l, at[l], |old| combine(op, ty, false, old, x, y))?
             } else {
@@ -54,6 +58,9 @@ pub(super) fn atomic(
             if inst.d != NONE {
                 set(w, wide, inst.d, l, old);
             }
+        }
+        if b.job.orders {
+            order::note(b, w, Strong { reads: true, writes: true, order }, (space, at), mask);
         }
         if b.job.config.traffic && space == Space::Global {
             let facts = b.facts(number, at, mask, size.into(), Count::Sectors);
@@ -86,11 +93,15 @@ fn shared_atomic(
 /// Atomically replaces a value and returns the old one.
 ///
 /// # Safety
-/// As [`super::global::get`], with a size of 4 or 8.
+/// As [`super::global::get`], with a size of 2, 4 or 8.
 unsafe fn update(p: *mut u8, size: u8, f: impl Fn(u64) -> u64) -> u64 {
     // SAFETY: `p` points to `size` bytes of a live allocation, aligned: this function's contract.
     unsafe {
-        if size == 4 {
+        if size == 2 {
+            let a = AtomicU16::from_ptr(p.cast());
+            let r = a.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |v| Some(f(v as u64) as u16));
+            r.unwrap_or_else(|v| v) as u64
+        } else if size == 4 {
             let a = AtomicU32::from_ptr(p.cast());
             let r = a.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |v| Some(f(v as u64) as u32));
             r.unwrap_or_else(|v| v) as u64
@@ -115,6 +126,10 @@ fn combine(op: Atom, ty: Num, global: bool, old: u64, x: u64, y: u64) -> u64 {
             let (old, x) = (f32::from_bits(old as u32), f32::from_bits(x as u32));
             let sum = if global { flush(canonical(flush(old) + flush(x))) } else { canonical(old + x) };
             sum.to_bits() as u64
+        }
+        (Atom::Add, Num::F16) => {
+            let sum = f16::from_bits(old as u16).to_f64() + f16::from_bits(x as u16).to_f64();
+            u64::from(if sum.is_nan() { 0x7fff } else { f16::from_f64(sum).to_bits() })
         }
         (Atom::Add, Num::F64) => (f64::from_bits(old) + f64::from_bits(x)).to_bits(),
         (Atom::Add, _) => old.wrapping_add(x),

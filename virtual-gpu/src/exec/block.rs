@@ -1,10 +1,11 @@
 //! The state of one block: its shared memory, its warps, its barriers.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use super::job::{Job, PRINT_LIMIT};
 use super::line_costs::InstructionCost;
-use super::races::Races;
+use super::races::{Races, VectorClock};
 use super::regs::{FULL, LANES};
 use super::shape::{Count, Facts, Shapes};
 use super::warp::Warp;
@@ -29,6 +30,8 @@ pub(super) struct Block<'j> {
     /// 1 where shared memory was written.
     pub shared_written: Vec<u8>,
     pub races: Races,
+    /// The clocks that releases of this block left, by the generic address.
+    pub released: HashMap<u64, VectorClock>,
     /// Warp instructions of this block so far.
     pub steps: u64,
     pub last_allocation: usize,
@@ -59,6 +62,7 @@ impl<'j> Block<'j> {
             shared: Vec::new(),
             shared_written: Vec::new(),
             races: Races::default(),
+            released: HashMap::new(),
             steps: 0,
             last_allocation: 0,
             shapes: Shapes::new(job.instructions),

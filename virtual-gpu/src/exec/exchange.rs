@@ -1,7 +1,7 @@
 //! Shuffles, votes and warp barriers, and the check that the lanes they name are converged.
 
 use super::block::{Block, Check};
-use super::regs::{FULL, LANES, Scalar, lanes};
+use super::regs::{FULL, LANES, Scalar, lanes, load_wide};
 use super::warp::Warp;
 use crate::finding::FindingKind;
 use crate::ptx::inst::*;
@@ -83,6 +83,25 @@ pub(super) fn shuffle(b: &Block<'_>, w: &mut Warp, inst: &Inst, mode: Shfl, sync
     u32::store(&mut w.regs, inst.d, &out, mask);
     if inst.e != NONE {
         w.regs.set_pred(inst.e, inside, mask);
+    }
+    Ok(())
+}
+
+/// `match.any`, and `match.all` if it has a predicate.
+pub(super) fn equal_lanes(b: &Block<'_>, w: &mut Warp, inst: &Inst, wide: bool, mask: u32) -> Check {
+    converged(b, w, inst, mask)?;
+    let value = load_wide(&w.regs, inst.a, wide);
+    let equal: [u32; LANES] = std::array::from_fn(|l| {
+        lanes(mask).filter(|&other| value[other] == value[l]).fold(0, |all, other| all | 1 << other)
+    });
+    let all = inst.e != NONE;
+    let d = w.regs.row32_mut(inst.d);
+    for lane in lanes(mask) {
+        d[lane] = if all && equal[lane] != mask { 0 } else { equal[lane] };
+    }
+    if all {
+        let first = mask.trailing_zeros() as usize % LANES;
+        w.regs.set_pred(inst.e, if equal[first] == mask { FULL } else { 0 }, mask);
     }
     Ok(())
 }

@@ -47,6 +47,10 @@ pub(super) struct Job<'a> {
     pub unordered: Option<Box<[bool; 256]>>,
     pub remote: Option<Arc<RemoteReads>>,
     pub cooperative: bool,
+    /// Lanes of a warp are scheduled on their own.
+    pub independent: bool,
+    /// What releases and acquires order is tracked.
+    pub orders: bool,
     /// The address of a cooperative launch's workspace, 0 for other launches.
     pub workspace: u64,
     pub next: AtomicU64,

@@ -3,7 +3,8 @@
 use super::block::Block;
 use super::warp::Warp;
 use crate::finding::{Finding, FindingKind};
-use crate::ptx::inst::{Access, Row};
+use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW};
+use crate::ptx::inst::{Access, Row, Space};
 
 /// An access, as messages describe it.
 #[derive(Clone, Copy)]
@@ -49,6 +50,15 @@ pub(super) fn uninitialized(
     at: u64,
 ) -> Box<Finding> {
     fault(b, w, what, lane, FindingKind::Uninitialized, format_args!("at {space} address 0x{at:x}"))
+}
+
+/// Where a space begins in the generic addresses.
+pub(super) fn window(space: Space) -> u64 {
+    match space {
+        Space::Shared => SHARED_WINDOW,
+        Space::Local => LOCAL_WINDOW,
+        _ => 0,
+    }
 }
 
 #[inline]

@@ -4,15 +4,19 @@ mod access;
 mod alu;
 mod alu_float;
 mod atomic;
+mod bit_fields;
 mod block;
 mod cvt;
 mod exchange;
 mod float;
 mod global;
 mod global_races;
+mod independent;
 mod job;
 mod lane;
 mod line_costs;
+mod matrix;
+mod order;
 mod pointer_call;
 mod print;
 mod races;
@@ -31,6 +35,7 @@ mod warp;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::arch::Arch;
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::finding::{Fault, Finding, FindingKind};
@@ -241,7 +246,7 @@ impl Gpu {
         let Some(k) = loaded.module.kernel(kernel) else {
             return Err(invalid(FindingKind::InvalidLaunch, "no such kernel in the module".to_owned()));
         };
-        check_launch(k, &launch).map_err(|(kind, message)| invalid(kind, message))?;
+        check_launch(k, &launch, self.config.card.arch).map_err(|(kind, message)| invalid(kind, message))?;
         self.launches += 1;
         let workspace = if context.cooperative { self.memory.alloc(WORKSPACE.len() as u64) } else { Ok(0) };
         let no_memory =
@@ -266,8 +271,8 @@ impl Gpu {
     }
 }
 
-/// Checks a launch against the limits of sm_61 and the kernel's directives.
-pub(crate) fn check_launch(k: &Kernel, l: &Launch<'_>) -> Result<(), (FindingKind, String)> {
+/// Checks a launch against the limits of the device and the kernel's directives.
+pub(crate) fn check_launch(k: &Kernel, l: &Launch<'_>, arch: Arch) -> Result<(), (FindingKind, String)> {
     let invalid = |m: String| Err((FindingKind::InvalidLaunch, m));
     let threads: u64 = l.block.iter().map(|&n| n as u64).product();
     let ([gx, gy, gz], [bx, by, bz]) = (l.grid, l.block);
@@ -281,8 +286,9 @@ pub(crate) fn check_launch(k: &Kernel, l: &Launch<'_>) -> Result<(), (FindingKin
         return invalid(format!("{} bytes of parameters, the kernel has {}", l.params.len(), k.param_bytes));
     }
     let shared = k.dynamic_start as u64 + l.dynamic_shared as u64;
-    if shared > 48 << 10 {
-        return invalid(format!("{shared} bytes of shared memory, a block has at most 49152"));
+    let most = arch.multiprocessor().shared_bytes_per_block;
+    if shared > most.into() {
+        return invalid(format!("{shared} bytes of shared memory, a block has at most {most}"));
     }
     if let Some(max) = k.max_ntid
         && threads > max.iter().map(|&n| n as u64).product()
@@ -345,6 +351,8 @@ impl<'a> Job<'a> {
             unordered,
             remote,
             cooperative,
+            independent: gpu.config.card.arch.independent_lanes(),
+            orders: gpu.config.card.arch.independent_lanes() && gpu.config.checks.races,
             workspace,
             next: AtomicU64::new(0),
             stop: AtomicBool::new(false),

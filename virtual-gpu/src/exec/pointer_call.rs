@@ -1,4 +1,5 @@
-//! Calls by pointer. Lanes that call different functions do so one function after the other, and go on together.
+//! Calls by pointer, and of functions that may be running already: their depth is checked when they are made. Lanes that call
+//! different functions by pointer do so one function after the other, and go on together.
 
 use super::block::{Block, Check};
 use super::regs::{LANES, lanes};
@@ -7,7 +8,7 @@ use crate::finding::FindingKind;
 use crate::memory::{CODE_STEP, POISON};
 use crate::ptx::inst::{CallSite, Function, MAX_LOCAL};
 
-/// How deep functions may call each other where a call is by pointer.
+/// How deep functions may call each other where a call is by pointer or closes a circle.
 const MAX_DEPTH: usize = 1024;
 /// The most rows of registers of all running functions of a warp.
 const MAX_ROWS: usize = 1 << 18;
@@ -22,35 +23,15 @@ impl Warp {
         let address = addresses[first];
         let same =
             lanes(mask).filter(|&lane| addresses[lane] == address).fold(0, |all, lane| all | 1u32 << lane);
-        let wrong = |b: &Block<'_>, kind, message: String| {
-            Err(b.finding(kind, inst.line, self.id * 32 + first as u32, message))
-        };
+        let thread = self.id * 32 + first as u32;
+        let wrong = |b: &Block<'_>, kind, message: String| Err(b.finding(kind, inst.line, thread, message));
         let callee = match function(b, site, address) {
             Ok(callee) => callee,
             Err(message) => return wrong(b, FindingKind::WrongCall, message),
         };
-        let Some(frame) = self.frames.last() else { return Ok(()) };
-        let function = &b.job.functions[callee as usize];
-        let rows = self.regs.base32 + self.regs.base64;
-        let rows = rows
-            + [f.rows32, f.rows64, function.rows32, function.rows64]
-                .map(|n| n as usize)
-                .iter()
-                .sum::<usize>();
-        if self.frames.len() >= MAX_DEPTH || rows > MAX_ROWS {
-            let message = format!("`{}` is called {} calls deep", function.name, self.frames.len());
+        if let Err(message) = self.make_room(b, f, callee) {
             return wrong(b, FindingKind::StackOverflow, message);
         }
-        let end = frame.local_base + f.local_bytes.next_multiple_of(16) + function.stack_bytes;
-        if end > MAX_LOCAL {
-            let message = format!(
-                "`{}`, {} calls deep, needs {end} bytes of local memory: a thread has {MAX_LOCAL}",
-                function.name,
-                self.frames.len()
-            );
-            return wrong(b, FindingKind::StackOverflow, message);
-        }
-        self.grow_local(end as usize, b.job.config.checks.uninitialized);
         if let Some(top) = self.stack.last_mut() {
             top.pc = pc + 1;
         }
@@ -60,6 +41,47 @@ impl Warp {
             self.stack.push(Entry { pc: pc + 1, rpc: pc + 1, mask: same });
         }
         self.call(b, f, site, callee, same);
+        Ok(())
+    }
+
+    /// Calls a function that may be running already.
+    pub(super) fn call_again(&mut self, b: &Block<'_>, f: &Function, pc: u32, mask: u32) -> Check {
+        let inst = &f.code[pc as usize];
+        let site = &f.calls[inst.imm as usize];
+        if let Some(top) = self.stack.last_mut() {
+            top.pc = pc + 1;
+        }
+        let Some(callee) = site.callee else { return Ok(()) };
+        if let Err(message) = self.make_room(b, f, callee) {
+            let thread = self.id * 32 + mask.trailing_zeros();
+            return Err(b.finding(FindingKind::StackOverflow, inst.line, thread, message));
+        }
+        self.call(b, f, site, callee, mask);
+        Ok(())
+    }
+
+    /// Makes local memory for a call from `f`, or says what is too much.
+    fn make_room(&mut self, b: &Block<'_>, f: &Function, callee: u32) -> Result<(), String> {
+        let Some(frame) = self.frames.last() else { return Ok(()) };
+        let function = &b.job.functions[callee as usize];
+        let rows = self.regs.base32 + self.regs.base64;
+        let rows = rows
+            + [f.rows32, f.rows64, function.rows32, function.rows64]
+                .map(|n| n as usize)
+                .iter()
+                .sum::<usize>();
+        if self.frames.len() >= MAX_DEPTH || rows > MAX_ROWS {
+            return Err(format!("`{}` is called {} calls deep", function.name, self.frames.len()));
+        }
+        let end = frame.local_base + f.local_bytes.next_multiple_of(16) + function.stack_bytes;
+        if end > MAX_LOCAL {
+            return Err(format!(
+                "`{}`, {} calls deep, needs {end} bytes of local memory: a thread has {MAX_LOCAL}",
+                function.name,
+                self.frames.len()
+            ));
+        }
+        self.grow_local(end as usize, b.job.config.checks.uninitialized);
         Ok(())
     }
 

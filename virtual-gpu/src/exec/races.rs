@@ -79,10 +79,13 @@ pub(super) struct Races {
     shift: u32,
     /// Whether lanes of a warp may rely on lockstep.
     lockstep: bool,
+    /// Whether strong accesses, those that are loose, race with none of their like: from Volta on.
+    strong: bool,
 }
 
 impl Races {
-    pub fn reset(&mut self, bytes: usize, granule: u8, lockstep: bool) {
+    pub fn reset(&mut self, bytes: usize, granule: u8, lockstep: bool, strong: bool) {
+        self.strong = strong;
         self.lockstep = lockstep;
         self.shift = granule.trailing_zeros();
         let cells = bytes.div_ceil(granule as usize);
@@ -99,6 +102,9 @@ impl Races {
     pub fn read(&mut self, at: usize, bytes: usize, p: Party<'_>) -> Option<Conflict> {
         for n in self.range(at, bytes) {
             let w = &self.writes[n];
+            if self.strong && p.loose && w.atomic {
+                continue;
+            }
             if w.clock > p.clock[w.warp as usize] && w.warp as usize != p.warp {
                 return Some(Conflict::Wrote { thread: w.thread, line: w.line });
             }
@@ -107,7 +113,9 @@ impl Races {
             if !self.lockstep && is_of_warp && w.thread != p.thread && !w.loose && !p.loose {
                 return Some(Conflict::WroteInWarp { thread: w.thread, line: w.line });
             }
-            self.reads[n].note(now, p);
+            if !(self.strong && p.loose) {
+                self.reads[n].note(now, p);
+            }
         }
         None
     }
@@ -136,6 +144,9 @@ impl Races {
     /// [`Self::write`] by each lane of `mask`, all to different cells, as [`Self::read_all`]. Nothing is noted if it is false.
     #[inline(always)]
     pub fn write_all(&mut self, at: &[u64; LANES], mask: u32, bytes: usize, p: Party<'_>) -> bool {
+        if self.strong && p.loose {
+            return false;
+        }
         for l in lanes(mask) {
             let range = self.range(at[l] as usize, bytes);
             for (w, r) in self.writes[range.clone()].iter().zip(&self.reads[range]) {
@@ -163,6 +174,7 @@ impl Races {
         atomic: bool,
         differs: bool,
     ) -> Option<Conflict> {
+        let atomic = atomic || self.strong && p.loose;
         for n in self.range(at, bytes) {
             let (w, r) = (&mut self.writes[n], &self.reads[n]);
             let other = w.warp as usize != p.warp;

@@ -4,8 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::block::{Barrier, Block, Check};
 use super::regs::FULL;
-use super::step::Stop;
-use super::warp::{Wait, Warp};
+use super::warp::{Stop, Wait, Warp};
 use crate::config::Config;
 use crate::finding::{Finding, FindingKind};
 use crate::memory::POISON;
@@ -31,7 +30,10 @@ impl Block<'_> {
             self.shared_written.resize(shared, 0);
         }
         if checks.races {
-            self.races.reset(shared, self.job.kernel.granule, self.job.config.lockstep);
+            let independent = self.job.independent;
+            let lockstep = self.job.config.lockstep && !independent;
+            self.races.reset(shared, self.job.kernel.granule, lockstep, independent);
+            self.released.clear();
         }
         self.barriers = [Barrier::default(); 16];
         let count = self.threads.div_ceil(32);

@@ -1,27 +1,23 @@
 //! The instruction loop of a warp.
 //!
 //! Divergence is handled as on chips before Volta: a branch on which lanes disagree pushes one entry per side,
-//! which run one after the other until they reach the branch's immediate post-dominator.
+//! which run one after the other until they reach the branch's immediate post-dominator. `independent` has what later chips add.
 
 use super::access;
 use super::alu;
 use super::atomic;
 use super::block::{Block, Check};
 use super::exchange;
+use super::independent::{self, Met};
 use super::line_costs;
+use super::matrix;
+use super::order;
 use super::print;
 use super::regs::{FULL, LANES, lanes, store_wide};
-use super::warp::{Entry, Frame, Wait, Warp};
+use super::warp::{Entry, Frame, Stop, Wait, Warp};
 use crate::finding::FindingKind;
 use crate::ptx::SourceLine;
 use crate::ptx::inst::*;
-
-/// Why a warp stopped running.
-pub(super) enum Stop {
-    Barrier,
-    Quantum,
-    Done,
-}
 
 const NOWHERE: u32 = u32::MAX;
 
@@ -47,7 +43,9 @@ impl Warp {
         grow(&mut r.r32, r.base32 + f.rows32 as usize);
         grow(&mut r.r64, r.base64 + f.rows64 as usize);
         grow(&mut r.preds, r.base_pred + f.preds as usize);
-        r.preds[r.base_pred] = 0;
+        // lanes of other paths may be in a function of their own
+        let lanes = if self.parked.is_empty() { FULL } else { mask };
+        r.preds[r.base_pred] &= !lanes;
         // a warp of an earlier block has left what does not depend on the block
         let is_entry = self.frames.is_empty();
         let again = is_entry && self.entered;
@@ -58,7 +56,7 @@ impl Warp {
                 true => [value(0); LANES],
                 false => std::array::from_fn(|lane| value(lane as u32)),
             };
-            store_wide(&mut self.regs, row, wide, &values, FULL);
+            store_wide(&mut self.regs, row, wide, &values, lanes);
         }
         self.frames.push(Frame { function, floor: self.stack.len(), local_base, mask });
         self.stack.push(Entry { pc: 0, rpc: NOWHERE, mask });
@@ -127,7 +125,11 @@ impl Warp {
 
     /// Runs until the warp ends, waits, or has used up its quantum.
     pub fn run(&mut self, b: &mut Block<'_>, quantum: u32) -> Check<Stop> {
-        self.run_instructions(b, quantum).map_err(|mut finding| {
+        let stop = match b.job.independent {
+            true => self.run_paths(b, quantum),
+            false => self.run_instructions(b, quantum),
+        };
+        stop.map_err(|mut finding| {
             finding.source.extend(self.calls(b));
             finding
         })
@@ -147,7 +149,7 @@ impl Warp {
     }
 
     /// On x86-64 the same code is compiled a second time for AVX2 and FMA.
-    fn run_instructions(&mut self, b: &mut Block<'_>, quantum: u32) -> Check<Stop> {
+    pub(super) fn run_instructions(&mut self, b: &mut Block<'_>, quantum: u32) -> Check<Stop> {
         #[cfg(target_arch = "x86_64")]
         if b.job.fast.is_there() {
             // SAFETY: `Fast::detect` saw the features on this CPU.
@@ -216,6 +218,21 @@ impl Warp {
                 }
                 b.counters.thread_instructions[inst.class as usize] += mask.count_ones() as u64;
                 self.step += 1;
+                if job.independent
+                    && mask != 0
+                    && independent::meets(inst.op)
+                    && let Met::Groups(groups) = self.meet(b, pc, inst, mask)?
+                {
+                    for group in groups {
+                        self.exchange(b, f, (inst, start + pc as usize), group)?;
+                    }
+                    self.stack[top].pc = pc + 1;
+                    self.join(b);
+                    if self.waiting.is_some() {
+                        return Ok(Stop::Barrier);
+                    }
+                    continue 'entry;
+                }
                 match inst.op {
                     Op::Bra if mask == 0 => b.counters.branches += 1,
                     _ if mask == 0 => {}
@@ -242,6 +259,10 @@ impl Warp {
                         }
                         continue 'entry;
                     }
+                    Op::CallAgain => {
+                        self.call_again(b, f, pc, mask)?;
+                        continue 'entry;
+                    }
                     Op::CallPointer => {
                         self.call_pointer(b, f, pc, mask)?;
                         continue 'entry;
@@ -263,9 +284,9 @@ impl Warp {
                         let thread = self.id * 32 + mask.trailing_zeros();
                         return Err(b.finding(FindingKind::Trap, inst.line, thread, "trap"));
                     }
-                    Op::Bar { red, arrive } => {
+                    Op::Bar { .. } => {
                         self.stack[top].pc = pc + 1;
-                        self.barrier(b, inst, red, arrive, mask)?;
+                        self.exchange(b, f, (inst, start + pc as usize), mask)?;
                         return Ok(Stop::Barrier);
                     }
                     Op::Ld(_) | Op::St(_) | Op::Atom { .. } if !b.costs.is_empty() => {
@@ -277,11 +298,15 @@ impl Warp {
                         self.access(b, f, (inst, start + pc as usize), mask)?
                     }
                     Op::Cvta { .. } | Op::IsSpace { .. } => access::address(self, inst, mask),
-                    Op::Shfl { mode, sync } => exchange::shuffle(b, self, inst, mode, sync, mask)?,
-                    Op::Vote { mode, sync } => exchange::vote(b, self, inst, mode, sync, mask)?,
-                    Op::WarpSync => {
-                        exchange::converged(b, self, inst, mask)?;
-                        self.sync += 1;
+                    Op::Shfl { .. }
+                    | Op::Vote { .. }
+                    | Op::Match { .. }
+                    | Op::WarpSync
+                    | Op::Mma(_)
+                    | Op::LoadMatrix(_) => self.exchange(b, f, (inst, start + pc as usize), mask)?,
+                    Op::Sleep => {
+                        self.stack[top].pc = pc + 1;
+                        return Ok(Stop::Quantum);
                     }
                     Op::Activemask => {
                         for lane in lanes(mask) {
@@ -299,9 +324,10 @@ impl Warp {
                         }
                     }
                     Op::Fence => {
-                        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-                        self.sync += 1;
-                        b.fence();
+                        self.fence(b);
+                        if job.orders {
+                            order::fence(self);
+                        }
                     }
                     Op::Nop => {}
                     _ => unreachable!("a register instruction"),
@@ -311,17 +337,54 @@ impl Warp {
         }
     }
 
+    /// Instructions of several lanes together.
     #[inline(always)]
-    fn access(&mut self, b: &mut Block<'_>, f: &Function, at: (&Inst, usize), mask: u32) -> Check {
+    fn exchange(&mut self, b: &mut Block<'_>, f: &Function, at: (&Inst, usize), mask: u32) -> Check {
         let inst = at.0;
         match inst.op {
-            Op::Ld(a) => access::load(b, self, f, at, a, mask),
-            Op::St(a) => access::store(b, self, f, at, a, mask),
-            Op::Atom { op, ty, space, addr_wide } => {
-                atomic::atomic(b, self, at, (op, ty), (space, addr_wide), mask)
+            Op::Mma(mma) => matrix::multiply(b, self, f, inst, mma, mask),
+            Op::LoadMatrix(load) => matrix::load(b, self, f, at, load, mask),
+            Op::Shfl { mode, sync } => exchange::shuffle(b, self, inst, mode, sync, mask),
+            Op::Vote { mode, sync } => exchange::vote(b, self, inst, mode, sync, mask),
+            Op::Match { wide } => exchange::equal_lanes(b, self, inst, wide, mask),
+            Op::Bar { red, arrive } => self.barrier(b, inst, red, arrive, mask),
+            Op::WarpSync => {
+                exchange::converged(b, self, inst, mask)?;
+                self.sync += 1;
+                Ok(())
             }
             _ => Ok(()),
         }
+    }
+
+    fn fence(&mut self, b: &Block<'_>) {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        self.sync += 1;
+        b.fence();
+    }
+
+    #[inline(always)]
+    fn access(&mut self, b: &mut Block<'_>, f: &Function, at: (&Inst, usize), mask: u32) -> Check {
+        let inst = at.0;
+        let order = match inst.op {
+            Op::Ld(Access { order, .. }) | Op::St(Access { order, .. }) | Op::Atom { order, .. } => order,
+            _ => Order::Relaxed,
+        };
+        if order.releases() {
+            self.fence(b);
+        }
+        match inst.op {
+            Op::Ld(a) => access::load(b, self, f, at, a, mask),
+            Op::St(a) => access::store(b, self, f, at, a, mask),
+            Op::Atom { op, ty, space, addr_wide, order } => {
+                atomic::atomic(b, self, at, (op, ty, order), (space, addr_wide), mask)
+            }
+            _ => Ok(()),
+        }?;
+        if order.acquires() {
+            self.fence(b);
+        }
+        Ok(())
     }
 
     /// Replaces the top entry by one per side, each with some lanes; they reconverge at `rpc`.

@@ -1,5 +1,7 @@
 //! The state of one warp: its registers, its local memory, its reconvergence stack.
 
+use std::collections::VecDeque;
+
 use super::races::VectorClock;
 use super::regs::{LANES, Regs};
 use crate::memory::POISON;
@@ -19,6 +21,13 @@ pub(super) struct Wait {
     pub line: u32,
 }
 
+/// Why a warp stopped running.
+pub(super) enum Stop {
+    Barrier,
+    Quantum,
+    Done,
+}
+
 /// Lanes that run together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
@@ -36,6 +45,31 @@ pub(super) struct Frame {
     pub floor: usize,
     pub local_base: u32,
     pub mask: u32,
+}
+
+/// Lanes with a call stack and a reconvergence stack of their own.
+#[derive(Clone)]
+pub(super) struct Path {
+    pub frames: Vec<Frame>,
+    pub stack: Vec<Entry>,
+    pub waits: Option<Meeting>,
+}
+
+/// Lanes of a path that wait for others at an instruction.
+#[derive(Clone, Copy)]
+pub(super) struct Meeting {
+    pub place: Place,
+    /// The lanes that have to come, if they have not exited.
+    pub named: u32,
+    pub lanes: u32,
+}
+
+/// An instruction, and the frame of registers that it has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub function: u32,
+    pub pc: u32,
+    pub bases: [usize; 3],
 }
 
 #[derive(Default)]
@@ -62,6 +96,11 @@ pub(super) struct Warp {
     pub local_bytes: usize,
     pub frames: Vec<Frame>,
     pub stack: Vec<Entry>,
+    /// The paths of lanes that are not running now, from Volta on.
+    pub parked: VecDeque<Path>,
+    /// The clock at the last fence, and what strong reads since then saw released: see `order`.
+    pub fenced: VectorClock,
+    pub seen: VectorClock,
 }
 
 impl Warp {
@@ -84,6 +123,8 @@ impl Warp {
         }
         self.frames.clear();
         self.stack.clear();
+        self.parked.clear();
+        (self.fenced, self.seen) = ([0; 32], [0; 32]);
         (self.regs.base32, self.regs.base64, self.regs.base_pred) = (0, 0, 0);
     }
 

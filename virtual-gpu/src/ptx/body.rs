@@ -6,7 +6,7 @@ use super::flow;
 use super::inst::*;
 use super::lexer::Tok;
 use super::lines::Place;
-use super::operand::{Arg, Body, Name, Scope};
+use super::operand::{Arg, Body, Name, Scope, Target};
 use super::parser::{Parser, Unit};
 use super::{Module, PtxError, VarSpace, Variable};
 use crate::counters::Class;
@@ -23,8 +23,8 @@ impl<'a> Parser<'a, '_> {
         params: Vec<(&'a str, Name)>,
     ) -> Result<Function, PtxError> {
         let Unit { m, names, .. } = u;
-        let Module { functions, variables, .. } = m;
-        let mut b = Body::new(f, names, entry);
+        let Module { functions, variables, arch, version, .. } = m;
+        let mut b = Body::new(f, names, entry, Target { arch: *arch, version: *version });
         b.line = self.line();
         self.lines.function(b.line);
         for (name, n) in params {

@@ -20,7 +20,7 @@ words! {
     IBin {
         Add "add" AddSat "add.sat" Sub "sub" SubSat "sub.sat" Mul "mul.lo" MulHi "mul.hi" MulWide "mul.wide"
         Mul24 "mul24.lo" Mul24Hi "mul24.hi" Div "div" Rem "rem" Min "min" Max "max" And "and" Or "or" Xor "xor"
-        Shl "shl" Shr "shr"
+        Shl "shl" Shr "shr" BmskClamp "bmsk.clamp" BmskWrap "bmsk.wrap" SzextClamp "szext.clamp" SzextWrap "szext.wrap"
     }
     IUn {
         Neg "neg" Abs "abs" Not "not" CNot "cnot" Clz "clz" Popc "popc" Brev "brev" Bfind "bfind"
@@ -35,6 +35,7 @@ words! {
     FBin { Add "add" Sub "sub" Mul "mul" Div "div" Min "min" Max "max" }
     FUn {
         Neg "neg" Abs "abs" Sqrt "sqrt" Rcp "rcp" Rsqrt "rsqrt" Sin "sin" Cos "cos" Lg2 "lg2" Ex2 "ex2"
+        Tanh "tanh"
     }
     Cmp {
         Eq "eq" Ne "ne" Lt "lt" Le "le" Gt "gt" Ge "ge" Equ "equ" Neu "neu" Ltu "ltu" Leu "leu" Gtu "gtu" Geu "geu"
@@ -50,6 +51,8 @@ words! {
     }
     Shfl { Up "up" Down "down" Bfly "bfly" Idx "idx" }
     Vote { All "all" Any "any" Uni "uni" Ballot "ballot" }
+    /// What an access orders (sm_70): what is before or after it in its thread.
+    Order { Relaxed "relaxed" Acquire "acquire" Release "release" Both "acq_rel" }
     BarRed { None "" Popc "popc" And "and" Or "or" }
     /// Special registers that change while a warp runs; the others are constant rows (see [`Init`]).
     Clock { Clock32 "%clock" Clock32Hi "%clock_hi" Clock64 "%clock64" Globaltimer "%globaltimer" }
@@ -63,6 +66,15 @@ pub(crate) enum IntTy {
     S32,
     U64,
     S64,
+}
+
+impl Order {
+    pub fn acquires(self) -> bool {
+        matches!(self, Self::Acquire | Self::Both)
+    }
+    pub fn releases(self) -> bool {
+        matches!(self, Self::Release | Self::Both)
+    }
 }
 
 impl IntTy {
@@ -159,7 +171,9 @@ pub(crate) struct Access {
     /// The data registers are 64-bit ones.
     pub wide: bool,
     pub addr_wide: bool,
-    pub volatile: bool,
+    /// Volatile, or with an order.
+    pub strong: bool,
+    pub order: Order,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,6 +270,7 @@ pub(crate) enum Op {
         ty: Num,
         space: Space,
         addr_wide: bool,
+        order: Order,
     },
     Shfl {
         mode: Shfl,
@@ -265,7 +280,16 @@ pub(crate) enum Op {
         mode: Vote,
         sync: bool,
     },
+    /// imm = the row of the lanes named; e = whether all are equal, NONE for `match.any`
+    Match {
+        wide: bool,
+    },
+    /// d, a, b, c are lists
+    Mma(super::matrix::Mma),
+    LoadMatrix(super::matrix::LoadMatrix),
     Activemask,
+    /// `nanosleep`: others run
+    Sleep,
     WarpSync,
     /// a = barrier number, b = thread count (NONE: all), c = predicate, d = result.
     Bar {
@@ -280,6 +304,8 @@ pub(crate) enum Op {
     Brx,
     /// imm = call site
     Call,
+    /// As `Call`, of a function that may be running already
+    CallAgain,
     /// a = the function's address, imm = call site
     CallPointer,
     /// A call of `vprintf`; imm = call site
@@ -404,7 +430,9 @@ pub(crate) struct Function {
     pub signature: Signature,
     /// Whether it may be called by pointer.
     pub address_taken: bool,
-    /// Local memory of a call by pointer: its own and that of the functions that it calls by name.
+    /// Whether it is called while it runs.
+    pub called_again: bool,
+    /// Local memory of a call by pointer or of one that closes a circle: its own and that of the functions that it calls by name.
     pub stack_bytes: u32,
     /// The most 32-bit registers live at once, once it is asked for.
     pub live: std::sync::OnceLock<u32>,

@@ -2,6 +2,7 @@
 
 use super::inst::{Init, MAX_LOCAL, Op};
 use super::pointers::{self, Candidates};
+use super::recursion;
 use super::{Module, PtxError, VarSpace};
 
 /// The most bytes of all .global variables: with what is known of each byte they take twice that.
@@ -14,10 +15,14 @@ const MAX_VISITS: usize = 1 << 24;
 pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
     let const_bytes: u64 = m.variables.iter().filter(|v| v.space == VarSpace::Const).map(|v| v.bytes).sum();
     if const_bytes > 64 << 10 {
-        return Err(PtxError::new(1, format!("{const_bytes} bytes of constant memory, sm_61 has 65536")));
+        return Err(PtxError::new(
+            1,
+            format!("{const_bytes} bytes of constant memory, {} has 65536", m.arch.name()),
+        ));
     }
     own_functions(&mut m);
     pointers::mark(&mut m)?;
+    recursion::mark(&mut m);
     let global_bytes: u64 = m.variables.iter().filter(|v| v.space == VarSpace::Global).map(|v| v.bytes).sum();
     if global_bytes > MAX_GLOBAL {
         let reason = format!("{global_bytes} bytes of .global variables, at most {MAX_GLOBAL} are supported");
@@ -56,7 +61,11 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
         if at > 48 << 10 {
             return Err(PtxError::new(
                 k.line,
-                format!("`{}` has {at} bytes of shared memory, sm_61 has 49152 per block", k.name),
+                format!(
+                    "`{}` has {at} bytes of shared memory, {} has 49152 per block",
+                    k.name,
+                    m.arch.name()
+                ),
             ));
         }
         k.shared_bytes = at as u32;
@@ -68,7 +77,9 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
         k.shared_layout.extend(dynamic.iter().map(|d| (d.0, start)));
     }
     let mut stack_bytes = Vec::new();
-    for id in (0..m.functions.len()).filter(|&id| m.functions[id].address_taken) {
+    for id in
+        (0..m.functions.len()).filter(|&id| m.functions[id].address_taken || m.functions[id].called_again)
+    {
         stack_bytes.push((id, calls.measure(id, 1)?.local_bytes));
     }
     for (id, bytes) in stack_bytes {
@@ -150,14 +161,14 @@ impl<'m> Calls<'m> {
         Some((from + found, inst.line, f.calls[inst.imm as usize].callee? as usize))
     }
 
-    /// Goes through each function once, without recursion. Calls by pointer are measured when they are made.
+    /// Goes through each function once, without recursion. Calls by pointer, and those that close a circle, are measured when they are
+    /// made.
     fn measure(&mut self, function: usize, line: u32) -> Result<Measured, PtxError> {
         const LEAF: Measured = Measured { local_bytes: 0, depth: 0 };
         if let Some(found) = self.measured[function] {
             return Ok(found);
         }
         let m = self.m;
-        let mut is_open = std::collections::HashSet::new();
         let mut path = vec![Open { function, line, at: 0, deepest: LEAF }];
         let mut returned: Option<Measured> = None;
         while let Some(open) = path.last_mut() {
@@ -168,8 +179,6 @@ impl<'m> Calls<'m> {
                 open.deepest.depth = open.deepest.depth.max(found.depth);
             } else if !f.defined {
                 return Err(wrong("is called but defined nowhere"));
-            } else if open.at == 0 && !is_open.insert(open.function) {
-                return Err(wrong("is recursive, which is not supported"));
             } else if path.len() > MAX_CALLS {
                 let Open { line, .. } = path[path.len() - 1];
                 return Err(PtxError::new(line, format!("calls are more than {MAX_CALLS} deep")));
@@ -199,7 +208,6 @@ impl<'m> Calls<'m> {
                     }
                     let found = Measured { local_bytes, depth };
                     self.measured[function] = Some(found);
-                    is_open.remove(&function);
                     path.pop();
                     returned = Some(found);
                 }

@@ -10,19 +10,23 @@ pub(crate) mod inst;
 mod lexer;
 mod lines;
 mod link;
+pub(crate) mod matrix;
 mod operand;
 mod parser;
 mod pointers;
+mod recursion;
 mod registers;
 pub(crate) mod video;
 mod words;
 
 use std::fmt;
 
+use crate::arch::Arch;
+
 pub(crate) use lines::Lines;
 pub use lines::SourceLine;
 
-/// Why a text is not PTX that sm_61 can run.
+/// Why a text is not PTX that the device can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PtxError {
     /// 1-based line of the text.
@@ -51,6 +55,8 @@ pub struct Module {
     pub(crate) variables: Vec<Variable>,
     kernels: Vec<Kernel>,
     version: (u32, u32),
+    /// The architecture whose instructions it may use.
+    pub(crate) arch: Arch,
     pub(crate) lines: Lines,
 }
 
@@ -137,7 +143,12 @@ impl Module {
     ///
     /// Anything not understood is an error, never skipped.
     pub fn parse(text: &str) -> Result<Self, PtxError> {
-        parser::parse(text)
+        Self::parse_for(text, Arch::Sm61)
+    }
+
+    /// Reads PTX whose target a device of this architecture can run. Its instructions are those that its own target has.
+    pub fn parse_for(text: &str, device: Arch) -> Result<Self, PtxError> {
+        parser::parse(text, device)
     }
 
     pub fn kernels(&self) -> &[Kernel] {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::PtxError;
 use super::inst::{Function, Init, NEG, NONE, Prototype, Row, Special};
+use crate::arch::Arch;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
@@ -93,19 +94,29 @@ pub(super) struct Scope<'a> {
     pub pending_tables: Vec<(usize, &'a str, u32)>,
 }
 
+/// What a file says that it is for.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    pub arch: Arch,
+    /// The ISA's version.
+    pub version: (u32, u32),
+}
+
 /// A function body being decoded.
 pub(super) struct Body<'a, 'm> {
     pub f: Function,
     pub scopes: Vec<Scope<'a>>,
     pub module_names: &'m HashMap<&'a str, Name>,
     pub entry: bool,
+    pub target: Target,
     interned: HashMap<(bool, Init), Row>,
     pub line: u32,
 }
 
 impl<'a, 'm> Body<'a, 'm> {
-    pub fn new(f: Function, module_names: &'m HashMap<&'a str, Name>, entry: bool) -> Self {
-        Self { f, scopes: vec![Scope::default()], module_names, entry, interned: HashMap::new(), line: 0 }
+    pub fn new(f: Function, module_names: &'m HashMap<&'a str, Name>, entry: bool, target: Target) -> Self {
+        let (scopes, interned) = (vec![Scope::default()], HashMap::new());
+        Self { f, scopes, module_names, entry, target, interned, line: 0 }
     }
 
     pub fn err<T>(&self, reason: impl Into<String>) -> Result<T, PtxError> {

@@ -7,9 +7,11 @@ use super::inst::*;
 use super::lexer::{Tok, Token, lex};
 use super::lines::Lines;
 use super::operand::{Arg, Imm, Name, Width};
+use crate::arch::Arch;
+
 use super::{Kernel, Module, Param, Pointer, PtxError, VarSpace, Variable};
 
-pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
+pub(super) fn parse(text: &str, device: Arch) -> Result<Module, PtxError> {
     let toks = lex(text)?;
     let mut p = Parser { toks: &toks, pos: 0, lines: Lines::default() };
     let mut module = Unit {
@@ -18,12 +20,13 @@ pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
             variables: Vec::new(),
             kernels: Vec::new(),
             version: (0, 0),
+            arch: Arch::Sm61,
             lines: Lines::default(),
         },
         names: HashMap::new(),
         kernels: HashSet::new(),
     };
-    p.header(&mut module.m)?;
+    p.header(&mut module.m, device)?;
     while p.pos < p.toks.len() {
         p.top_level(&mut module)?;
     }
@@ -129,7 +132,7 @@ impl<'a> Parser<'a, '_> {
         }
     }
 
-    fn header(&mut self, m: &mut Module) -> Result<(), PtxError> {
+    fn header(&mut self, m: &mut Module, device: Arch) -> Result<(), PtxError> {
         if !self.eat_word(".version") {
             return self.err("PTX begins with .version");
         }
@@ -149,8 +152,8 @@ impl<'a> Parser<'a, '_> {
         loop {
             let t = self.word()?;
             match t.strip_prefix("sm_").map(str::parse::<u32>) {
-                Some(Ok(n)) if n <= 61 => {}
-                Some(_) => return self.err(format!(".target {t}: this device is sm_61")),
+                Some(Ok(n)) if n <= device.number() => m.arch = m.arch.max(Arch::of_target(n)),
+                Some(_) => return self.err(format!(".target {t}: this device is {}", device.name())),
                 None if matches!(
                     t,
                     "debug" | "texmode_independent" | "texmode_unified" | "map_f64_to_f32"

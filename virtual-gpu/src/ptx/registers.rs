@@ -234,6 +234,20 @@ fn visit(i: &Inst, f: &Function, mut see: impl FnMut(bool, Row, bool)) {
         }
         Op::Shfl { .. } => all([false; 4]),
         Op::Vote { mode: Vote::Ballot, .. } | Op::Activemask => see(false, i.d, true),
+        Op::Mma(mma) => {
+            let [d, a, b, c] = mma.registers().map(|n| n as i64);
+            let sources = [(i.a, a), (i.b, b), (i.c, c)];
+            sources.iter().for_each(|&(at, n)| list(at, n).iter().for_each(|&r| see(false, r, false)));
+            list(i.d, d).iter().for_each(|&r| see(false, r, true));
+        }
+        Op::LoadMatrix(load) => {
+            see(load.addr_wide, i.a, false);
+            list(i.d, load.matrices.into()).iter().for_each(|&r| see(false, r, true));
+        }
+        Op::Match { wide } => {
+            see(wide, i.a, false);
+            see(false, i.d, true);
+        }
         Op::Clock(c) => see(matches!(c, Clock::Clock64 | Clock::Globaltimer), i.d, true),
         Op::Brx => see(false, i.a, false),
         Op::CallPointer => see(true, i.a, false),

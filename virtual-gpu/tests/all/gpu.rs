@@ -171,7 +171,7 @@ fn calls_are_followed_without_recursion_to_a_limit() {
     let own = format!(
         "{HEAD}.func f();\n.func g() {{ call f; ret; }}\n.func f() {{ call g; ret; }}\n.visible .entry k() {{ call f; ret; }}"
     );
-    assert!(refused(&own).contains("function `f` is recursive"), "{}", refused(&own));
+    Module::parse(&own).unwrap();
     let missing = format!("{HEAD}.func f();\n.visible .entry k() {{ call f; ret; }}");
     assert!(refused(&missing).contains("function `f` is called but defined nowhere"));
     let local = |i: usize| {

@@ -140,6 +140,32 @@ fn recursion_has_the_local_memory_that_it_needs() {
     assert_eq!(f.message, "`first`, 255 calls deep, needs 526320 bytes of local memory: a thread has 524288");
 }
 
+/// As [`RECURSIVE`], by name: a function of its own, or two in turn.
+#[test]
+fn functions_call_themselves_by_name() {
+    let by_name = |calls: &str| {
+        format!(
+            ".func (.param .b32 r) first(.param .b32 x);
+.func (.param .b32 r) other(.param .b32 x) {{ .reg .b32 %r1; ld.param.b32 %r1, [x]; call (%r1), first, (%r1); st.param.b32 [r], %r1; ret; }}
+.func (.param .b32 r) first(.param .b32 x) {{
+.local .align 4 .b8 own[4]; .reg .b32 %r<4>; .reg .pred %p; ld.param.b32 %r1, [x]; st.local.u32 [own], %r1; mov.u32 %r2, 0;
+setp.eq.u32 %p, %r1, 0; @%p bra END; sub.u32 %r3, %r1, 1; call (%r2), {calls}, (%r3);
+END: ld.local.u32 %r1, [own]; add.u32 %r2, %r2, %r1; st.param.b32 [r], %r2; ret; }}"
+        )
+    };
+    for calls in ["first", "other"] {
+        let functions = by_name(calls);
+        gives(&functions, "call (%r0), first, (%r1);", |t| t * (t + 1) / 2);
+        gives(&functions, "add.u32 %r2, %r1, 400; call (%r0), first, (%r2);", |t| (t + 400) * (t + 401) / 2);
+        let f = fault(&functions, "mov.u32 %r2, 0xffffffff; call (%r0), first, (%r2);");
+        assert_eq!(f.kind, FindingKind::StackOverflow);
+        assert!(f.message.contains("calls deep"), "{}", f.message);
+        let wide = functions.replace("own[4]", "own[4096]");
+        let f = fault(&wide, "mov.u32 %r2, 0xffffffff; call (%r0), first, (%r2);");
+        assert!(f.message.contains("a thread has 524288"), "{}", f.message);
+    }
+}
+
 #[test]
 fn wrong_pointers_are_findings() {
     let call = "call (%r0), %rd2, (%r1), P;";
@@ -239,6 +265,4 @@ fn wrong_texts_are_refused() {
     );
     assert!(reason(".global .u32 x = next;", "").contains("an address has 64 bits"));
     assert!(reason(".global .u64 x = next+8;", "").contains("cannot initialise"));
-    let own = ".func f(); .global .u64 x = f; .func f() { call f; ret; }";
-    assert!(reason(own, "").contains("`f` is recursive"));
 }

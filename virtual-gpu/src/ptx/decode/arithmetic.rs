@@ -185,14 +185,20 @@ impl Decoder<'_, '_, '_> {
     }
 
     pub(super) fn special_function(&mut self) -> Result<()> {
-        let (Some(ty @ (FltTy::F32 | FltTy::F64)), Some(op)) = (self.ty()?.flt(), FUn::word(self.base))
-        else {
+        let (Some(ty), Some(op)) = (self.ty()?.flt(), FUn::word(self.base)) else {
             return self.err("f32 or f64 is expected");
         };
         let approx = self.take("approx");
         let given = self.first(Round::word);
         let ftz = self.take("ftz");
         let mode = FMode { ty, round: given.unwrap_or(Round::Near), ftz, sat: false, approx };
+        let half = matches!(ty, FltTy::F16 | FltTy::F16x2);
+        if half && !matches!(op, FUn::Ex2 | FUn::Tanh) {
+            return self.err("f32 or f64 is expected");
+        }
+        if (half || op == FUn::Tanh) && (ftz || !approx) {
+            return self.err("this form does not exist");
+        }
         if approx == given.is_some() {
             return self.err("either .approx or a rounding mode is expected");
         }
@@ -208,6 +214,11 @@ impl Decoder<'_, '_, '_> {
             (false, true) => Class::Fp64,
         };
         self.i.op = Op::FUn(op, mode);
-        self.regular(2, if double { 64 } else { 32 }, true)
+        let bits = match ty {
+            FltTy::F16 => 16,
+            FltTy::F64 => 64,
+            FltTy::F16x2 | FltTy::F32 => 32,
+        };
+        self.regular(2, bits, !half)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::super::inst::*;
 use super::super::operand::{Arg, Body, Name, Width};
+use super::memory::SCOPES;
 use super::{Decoder, Result, Ty};
 use crate::counters::Class;
 
@@ -58,8 +59,53 @@ impl Decoder<'_, '_, '_> {
                 self.i.op = Op::Fence;
                 if self.take_one(&["cta", "gl", "sys"]) { Ok(()) } else { self.err("the level is missing") }
             }
+            "fence" => {
+                self.i.op = Op::Fence;
+                self.count(0..=0)?;
+                self.take_one(&["sc", "acq_rel"]);
+                if self.take_one(&SCOPES) {
+                    Ok(())
+                } else {
+                    self.err("the form is fence{.sc,.acq_rel}.<scope>")
+                }
+            }
+            "nanosleep" => {
+                self.count(1..=1)?;
+                if self.ty()? != Ty::U(32) {
+                    return self.err("the type is u32");
+                }
+                self.src(0, 32)?;
+                self.i.class = Class::Control;
+                self.i.op = Op::Sleep;
+                Ok(())
+            }
+            "match" => self.equal_lanes(),
             _ => self.barrier(),
         }
+    }
+
+    /// `match.any.sync`, `match.all.sync`
+    fn equal_lanes(&mut self) -> Result<()> {
+        let all = self.take("all");
+        if !all && !self.take("any") || !self.take("sync") {
+            return self.err("the form is match.{any,all}.sync");
+        }
+        let Ty::B(bits @ (32 | 64)) = self.ty()? else { return self.err("the types are b32 and b64") };
+        self.count(3..=3)?;
+        match self.args[0] {
+            Arg::Pair(d, p) if all => {
+                self.i.d = self.body.dst(&Arg::Word(d), 32)?;
+                self.i.e = self.body.pred_dst(&Arg::Word(p))?;
+            }
+            _ => self.dst(32)?,
+        }
+        if all && self.i.e == NONE {
+            self.i.e = self.body.pred_dst(&Arg::Word("_"))?;
+        }
+        self.i.a = self.src(1, bits)?;
+        self.i.class = Class::Vote;
+        self.i.op = Op::Match { wide: bits == 64 };
+        self.lanes(2, true)
     }
 
     fn barrier(&mut self) -> Result<()> {

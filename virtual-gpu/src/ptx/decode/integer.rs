@@ -73,6 +73,22 @@ impl Decoder<'_, '_, '_> {
                 self.i.op = op;
                 self.regular(if base == "mul24" { 3 } else { 4 }, 32, false)
             }
+            "bmsk" | "szext" => {
+                let mode = self.need(
+                    |m| ["clamp", "wrap"].iter().find(|&&mode| mode == m),
+                    ".clamp or .wrap is missing",
+                )?;
+                let t = match (base, self.ty()?) {
+                    ("bmsk", Ty::B(32)) | ("szext", Ty::U(32)) => IntTy::U32,
+                    ("szext", Ty::S(32)) => IntTy::S32,
+                    _ => return self.err("the types are b32 of bmsk, u32 and s32 of szext"),
+                };
+                let Some(op) = IBin::word(&format!("{base}.{mode}")) else {
+                    return self.err("this form does not exist");
+                };
+                self.i.op = Op::IBin(op, t);
+                self.regular(3, 32, false)
+            }
             "sad" => {
                 let (t, bits) = self.int_ty()?;
                 self.i.op = Op::ITri(ITri::Sad, t);

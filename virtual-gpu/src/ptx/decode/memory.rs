@@ -5,6 +5,8 @@ use super::super::operand::{Arg, Name};
 use super::{Decoder, Result, Ty};
 use crate::counters::Class;
 
+pub(super) const SCOPES: [&str; 3] = ["cta", "gpu", "sys"];
+
 impl Decoder<'_, '_, '_> {
     pub(super) fn memory(&mut self) -> Result<()> {
         let constant = self.mods.contains(&"const");
@@ -55,10 +57,13 @@ impl Decoder<'_, '_, '_> {
 
     fn access(&mut self, space: Option<Space>, constant: bool) -> Result<()> {
         let volatile = self.take("volatile");
+        let order = if volatile { None } else { self.order()? };
         for hint in ["weak", "nc"] {
             self.take(hint);
         }
-        self.take_one(&["ca", "cg", "cs", "lu", "cv", "wb", "wt"]);
+        if order.is_none() {
+            self.take_one(&["ca", "cg", "cs", "lu", "cv", "wb", "wt"]);
+        }
         let vectors = |s: &str| [("v2", 2), ("v4", 4)].into_iter().find(|v| v.0 == s).map(|v| v.1);
         let count = self.first(vectors).unwrap_or(1);
         let ty = self.ty()?;
@@ -93,6 +98,15 @@ impl Decoder<'_, '_, '_> {
         if !addr_wide && !matches!(space, Space::Shared | Space::Local) {
             return self.err("the address has 64 bits");
         }
+        match order {
+            Some(order) if order.acquires() && !load || order.releases() && load => {
+                return self.err("loads acquire and stores release");
+            }
+            Some(_) if constant || !matches!(space, Space::Generic | Space::Global | Space::Shared) => {
+                return self.err("an order is for global and shared memory");
+            }
+            _ => {}
+        }
         let float = ty.float() && bits > 16;
         let parts = match data {
             Arg::Vector(parts) if parts.len() == count as usize => parts.as_slice(),
@@ -114,7 +128,8 @@ impl Decoder<'_, '_, '_> {
             f.lists.extend(rows.iter().map(|r| r.0));
         }
         let (size, count, signed) = ((bits / 8) as u8, count as u8, matches!(ty, Ty::S(_)));
-        let access = Access { space, size, count, signed, wide, addr_wide, volatile };
+        let (strong, order) = (volatile || order.is_some(), order.unwrap_or(Order::Relaxed));
+        let access = Access { space, size, count, signed, wide, addr_wide, strong, order };
         if matches!(space, Space::Shared | Space::Generic) {
             f.granule = f.granule.min(size);
         }
@@ -143,23 +158,42 @@ impl Decoder<'_, '_, '_> {
         Ok(())
     }
 
+    /// Consumes an access's order and the scope that belongs to it, if there is one.
+    fn order(&mut self) -> Result<Option<Order>> {
+        let order = self.first(Order::word);
+        if order.is_some() && !self.take_one(&SCOPES) {
+            return self.err("the scope is missing");
+        }
+        Ok(order)
+    }
+
     fn atomic(&mut self, space: Space) -> Result<()> {
         if !matches!(space, Space::Generic | Space::Global | Space::Shared) {
             return self.err("atomics are for global and shared memory");
         }
-        self.take_one(&["cta", "gpu", "sys"]);
+        let order = match self.order()? {
+            Some(order) => order,
+            None => {
+                self.take_one(&SCOPES);
+                Order::Relaxed
+            }
+        };
         let op = self.need(Atom::word, "the operation is missing")?;
+        let without_flush = self.take("noftz");
         let ty = self.ty()?;
         let bits = ty.bits();
         let Some(num) = ty.num() else { return self.err("this type has no atomics here") };
         let fits = match op {
+            Atom::Cas if ty == Ty::B(16) => true,
+            Atom::Add if ty == Ty::F(16) => without_flush,
+            _ if without_flush => false,
             Atom::And | Atom::Or | Atom::Xor | Atom::Exch | Atom::Cas => matches!(ty, Ty::B(32 | 64)),
             Atom::Inc | Atom::Dec => ty == Ty::U(32),
             Atom::Min | Atom::Max => matches!(ty, Ty::U(32 | 64) | Ty::S(32 | 64)),
             Atom::Add => matches!(ty, Ty::U(32 | 64) | Ty::S(32) | Ty::F(32 | 64)),
         };
         let red = self.base == "red";
-        if !fits || red && matches!(op, Atom::Exch | Atom::Cas) {
+        if !fits || red && (matches!(op, Atom::Exch | Atom::Cas) || order.acquires()) {
             return self.err("this atomic operation does not exist");
         }
         // `red` has no old value to give
@@ -176,12 +210,12 @@ impl Decoder<'_, '_, '_> {
             return self.err("this address is not for atomics");
         }
         (self.i.a, self.i.imm) = (row, imm);
-        self.i.b = self.body.src(&self.args[first + 1], bits, ty.float())?;
+        self.i.b = self.body.src(&self.args[first + 1], bits, ty.float() && bits > 16)?;
         if op == Atom::Cas {
             self.i.c = self.src(first + 2, bits)?;
         }
         self.i.class = if space == Space::Shared { Class::AtomicShared } else { Class::AtomicGlobal };
-        self.i.op = Op::Atom { op, ty: num, space, addr_wide };
+        self.i.op = Op::Atom { op, ty: num, space, addr_wide, order };
         if space != Space::Global {
             self.body.f.granule = self.body.f.granule.min((bits / 8) as u8);
         }

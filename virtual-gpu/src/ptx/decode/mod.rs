@@ -7,6 +7,7 @@ mod arithmetic;
 mod compare;
 mod control;
 mod integer;
+mod matrix;
 mod memory;
 mod video;
 
@@ -15,6 +16,7 @@ use std::ops::RangeInclusive;
 use super::PtxError;
 use super::inst::*;
 use super::operand::{Arg, Body};
+use crate::arch::Arch;
 use crate::counters::Class;
 
 type Result<T> = std::result::Result<T, PtxError>;
@@ -122,8 +124,17 @@ impl<'a> Body<'a, '_> {
     pub(in crate::ptx) fn admit(&self, opcode: &str) -> Result<()> {
         let mut parts = opcode.split('.');
         let base = parts.next().unwrap_or("");
-        if let Some(arch) = newer(base, &parts.collect::<Vec<_>>()) {
-            return self.err(format!("`{opcode}` needs {arch} or newer, the target is sm_61"));
+        let mods = parts.collect::<Vec<_>>();
+        let target = self.target.arch;
+        if let Some(arch) = newer(base, &mods)
+            && Arch::by_name(arch).is_none_or(|arch| arch > target)
+        {
+            return self.err(format!("`{opcode}` needs {arch} or newer, the target is {}", target.name()));
+        }
+        let without_sync = matches!(base, "shfl" | "vote") && !mods.contains(&"sync");
+        if without_sync && target >= Arch::Sm70 && self.target.version >= (6, 4) {
+            let name = target.name();
+            return self.err(format!("`{opcode}`: for {name} PTX 6.4 and later have {base}.sync alone"));
         }
         if matches!(base, "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq") {
             return self.err(format!("`{opcode}`: textures and surfaces are not supported"));
@@ -275,16 +286,18 @@ impl<'a> Decoder<'a, '_, '_> {
                 let ty = self.ty()?;
                 self.carry(ty, true)
             }
-            "sqrt" | "rcp" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2" => self.special_function(),
+            "sqrt" | "rcp" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2" | "tanh" => self.special_function(),
             "rem" | "mul24" | "mad24" | "sad" | "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr"
             | "shf" | "bfe" | "bfi" | "bfind" | "brev" | "clz" | "popc" | "prmt" | "lop3" | "dp4a"
-            | "dp2a" => self.integer(),
+            | "dp2a" | "bmsk" | "szext" => self.integer(),
             "setp" | "set" | "selp" | "slct" | "testp" | "copysign" => self.compare(),
             "cvt" => self.cvt(),
             "cvta" | "isspacep" | "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" => {
                 self.memory()
             }
-            "shfl" | "vote" | "activemask" | "bar" | "barrier" | "membar" => self.warp(),
+            "shfl" | "vote" | "activemask" | "match" | "bar" | "barrier" | "membar" | "fence"
+            | "nanosleep" => self.warp(),
+            "mma" | "ldmatrix" => self.matrix(),
             "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "pmevent" => self.control(),
             base if base.starts_with('v') => self.video(),
             _ => self.err("unknown or unsupported instruction"),

@@ -1,6 +1,8 @@
 //! Calls of the driver API by name, and kernels whose results are a number of each thread.
 
-use pascaline_virtual_gpu::{Checks, Config, Counters, Finding, restart, take_findings};
+use pascaline_virtual_gpu::{
+    Arch, Checks, Config, Counters, Finding, Gpu, Launch, Module, restart, take_findings,
+};
 use std::sync::{Mutex, MutexGuard};
 
 /// The virtual GPU anew, for one test at a time: the driver's state is that of the process.
@@ -46,3 +48,50 @@ macro_rules! call {
     };
 }
 pub(crate) use {call, code};
+
+/// What each thread of a block leaves in %r0, on the card of an architecture.
+///
+/// The code has its thread's number in %r1, a zeroed buffer of 1 KiB at %rd1, shared memory `s`, and registers %r, %rd, %h, %f, %p.
+pub fn threads_on(arch: Arch, code: &str, threads: u32, checks: Checks) -> Result<Vec<u32>, Finding> {
+    threads_with("", arch, code, threads, checks)
+}
+
+/// As [`threads_on`], with functions that the code calls.
+pub fn threads_with(
+    functions: &str,
+    arch: Arch,
+    code: &str,
+    threads: u32,
+    checks: Checks,
+) -> Result<Vec<u32>, Finding> {
+    let text = format!(
+        ".version 7.6 .target {} .address_size 64
+{functions}
+.visible .entry k(.param .u64 out, .param .u64 buffer) {{
+.reg .b64 %rd<16>, %out; .reg .b32 %r<32>; .reg .f32 %f<32>; .reg .b16 %h<8>; .reg .pred %p<8>;
+.shared .align 16 .b8 s[4096];
+ld.param.u64 %out, [out]; ld.param.u64 %rd1, [buffer];
+mov.u32 %r1, %tid.x; mov.u32 %r0, 0;
+mul.wide.u32 %rd0, %r1, 4; add.u64 %out, %out, %rd0;
+{code}
+st.global.u32 [%out], %r0;
+ret;
+}}
+",
+        arch.name()
+    );
+    let module = Module::parse_for(&text, arch).unwrap_or_else(|e| panic!("{code}: {e}"));
+    // an endless loop ends soon
+    let limit = 1 << 24;
+    let mut gpu =
+        Gpu::new(Config { card: arch.card(), checks, instruction_limit: limit, ..Config::default() });
+    let module = gpu.load(module).unwrap();
+    let [out, buffer] = [4 * u64::from(threads), 1024].map(|bytes| gpu.alloc(bytes).unwrap());
+    gpu.write(buffer, &[0; 1024]).unwrap();
+    let params: Vec<u8> = [out, buffer].iter().flat_map(|v| v.to_le_bytes()).collect();
+    let launch = Launch { grid: [1; 3], block: [threads, 1, 1], dynamic_shared: 0, params: &params };
+    gpu.launch(&module, "k", launch)?;
+    let mut bytes = vec![0; 4 * threads as usize];
+    gpu.read(out, &mut bytes).unwrap();
+    Ok(bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect())
+}
