@@ -160,7 +160,7 @@ fn a_change_beside_a_row_is_one_launch() -> Result<()> {
     let narrow = randn([rank, k - 32], 1)?;
     assert!(matches!(refused(&x, &narrow, &b), Err(Error::Shape { argument: "a", .. })));
     assert!(matches!(refused(&x, &a, &randn([n, 6], 1)?), Err(Error::Shape { argument: "b", .. })));
-    assert!(matches!(refused(&narrow, &a, &b), Err(Error::Shape { argument: "x", .. })));
+    assert!(matches!(refused(&randn([1, k - 32], 1)?, &a, &b), Err(Error::Shape { argument: "x", .. })));
     let half = Tensor::zeros([rank, k], DType::F16, &device)?;
     assert!(matches!(refused(&x, &half, &b), Err(Error::DType { argument: "a", .. })));
     let across = randn([rank, n], 1)?.swap_dims(0, 1)?;

@@ -10,7 +10,6 @@ use cust::sys;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The resources that a kernel takes on a multiprocessor, as the driver compiled it.
@@ -43,8 +42,6 @@ pub(crate) struct Modules {
     kernels: HashMap<&'static str, Slot>,
     /// Locked while a module is loaded: other threads wait for the same module, not for other modules.
     loading: HashMap<&'static str, Mutex<()>>,
-    /// Launches that wait for a module.
-    awaited: AtomicUsize,
     /// Of a planned device, the modules whose kernels it was given, in the order of their first use.
     planned: Option<Mutex<Vec<&'static str>>>,
 }
@@ -62,7 +59,6 @@ impl Modules {
         Self {
             kernels: kernels_gpu::KERNELS.iter().copied().flatten().map(slot).collect(),
             loading: ptx_modules().map(|name| (name, Mutex::new(()))).collect(),
-            awaited: AtomicUsize::new(0),
             planned: None,
         }
     }
@@ -91,10 +87,7 @@ impl Modules {
             reason: "this program has no such kernel".into(),
         })?;
         if slot.kernel.get().is_none() {
-            self.awaited.fetch_add(1, Ordering::Relaxed);
-            let loaded = self.load(slot.info.module);
-            self.awaited.fetch_sub(1, Ordering::Relaxed);
-            loaded?;
+            self.load(slot.info.module)?;
         }
         slot.kernel.get().ok_or_else(|| Error::ModuleLoad {
             code: 500,
@@ -105,11 +98,6 @@ impl Modules {
     /// Whether the module has been loaded; false for a module without kernels.
     pub(super) fn is_loaded(&self, module: &str) -> bool {
         self.slots_of(module).any(|slot| slot.kernel.get().is_some())
-    }
-
-    /// Whether a launch waits for a module.
-    pub(super) fn is_awaited(&self) -> bool {
-        self.awaited.load(Ordering::Relaxed) > 0
     }
 
     fn slots_of(&self, module: &str) -> impl Iterator<Item = &Slot> {
@@ -140,7 +128,7 @@ impl Modules {
         agree_all(&text, self.slots_of(name).map(|slot| &slot.info))?;
         let module = {
             let _compiling = Compiling::begin();
-            load_ptx(&text)?
+            load_linked(&text)?
         };
         let mut functions = Vec::new();
         for slot in self.slots_of(name) {
@@ -159,15 +147,82 @@ impl Modules {
     }
 }
 
+/// A buffer for the compiler's errors, and the options that name it.
+struct Log {
+    text: Vec<u8>,
+    options: [sys::CUjit_option; 2],
+    values: [*mut c_void; 2],
+}
+
+impl Log {
+    fn new() -> Self {
+        use sys::CUjit_option::{CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+        let mut text = vec![0u8; 16 << 10];
+        let values = [text.as_mut_ptr().cast::<c_void>(), text.len() as *mut c_void];
+        let options = [CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        Self { text, options, values }
+    }
+
+    /// The error of a module, with what the compiler wrote.
+    fn explain(&self, error: Error) -> Error {
+        let Error::Driver { code, text, .. } = error else { return error };
+        let end = self.text.iter().position(|&byte| byte == 0).unwrap_or(self.text.len());
+        let log = String::from_utf8_lossy(&self.text[..end]).trim().to_owned();
+        Error::ModuleLoad { code, log: if log.is_empty() { text } else { log } }
+    }
+}
+
+/// The text with the NUL byte that the driver wants.
+fn terminated(ptx: &str) -> Result<CString> {
+    let log = "the PTX holds a NUL byte".to_owned();
+    CString::new(ptx).map_err(|_| Error::ModuleLoad { code: 218, log })
+}
+
+/// A linker of the driver.
+struct Linker(sys::CUlinkState);
+
+impl Drop for Linker {
+    fn drop(&mut self) {
+        // SAFETY: made by `load_linked` and destroyed once. An error can't be reported from here.
+        let _ = check("cuLinkDestroy", unsafe { sys::cuLinkDestroy(self.0) });
+    }
+}
+
+/// Loads PTX text that calls nothing outside it, compiled by the driver's linker: unlike [`load_ptx`] it compiles on several threads at
+/// once, and other calls of the driver go on meanwhile. (Driver 580 on an H200, 48 kernels: 13.4 s by one thread, 2.4 by eight, 1.6 by
+/// sixteen; by `load_ptx` 13.5 and 14.3 s, and an allocation waited up to 4.4 s.) The driver's cache has the result of either. An error
+/// contains the compiler's log.
+fn load_linked(ptx: &str) -> Result<sys::CUmodule> {
+    ensure_alive("cuLinkCreate")?;
+    let (text, mut log, mut state) = (terminated(ptx)?, Log::new(), ptr::null_mut());
+    let count = log.options.len() as u32;
+    // SAFETY: the caller has made a context current. Options and values are parallel arrays of two, and the log's buffer is as long as
+    // the second value says and outlives the linker.
+    let result =
+        unsafe { sys::cuLinkCreate_v2(count, log.options.as_mut_ptr(), log.values.as_mut_ptr(), &mut state) };
+    check("cuLinkCreate", result)?;
+    let linker = Linker(state);
+    let (kind, bytes) = (sys::CUjitInputType::CU_JIT_INPUT_PTX, text.as_bytes_with_nul());
+    let (mut code, mut size, mut module) = (ptr::null_mut(), 0, ptr::null_mut());
+    // SAFETY: the linker was made above. The text is NUL-terminated, as long as its size says, and not written to; there are no options.
+    let added = unsafe {
+        let (data, name) = (bytes.as_ptr().cast_mut().cast(), c"module".as_ptr());
+        sys::cuLinkAddData_v2(linker.0, kind, data, bytes.len(), name, 0, ptr::null_mut(), ptr::null_mut())
+    };
+    check("cuLinkAddData", added).map_err(|error| log.explain(error))?;
+    // SAFETY: as above; the code lives as long as the linker.
+    check("cuLinkComplete", unsafe { sys::cuLinkComplete(linker.0, &mut code, &mut size) })
+        .map_err(|error| log.explain(error))?;
+    // SAFETY: the linker's code, which the driver copies.
+    check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, code) })
+        .map_err(|error| log.explain(error))?;
+    Ok(module)
+}
+
 /// Loads PTX text by the driver's compiler. An error contains the compiler's log.
 pub(super) fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
     ensure_alive("cuModuleLoadDataEx")?;
-    let malformed = |log: &str| Error::ModuleLoad { code: 218, log: log.to_owned() };
-    let text = CString::new(ptx).map_err(|_| malformed("the PTX holds a NUL byte"))?;
-    let mut log = vec![0u8; 16 << 10];
-    let mut options =
-        [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-    let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
+    let (text, mut log) = (terminated(ptx)?, Log::new());
     let mut module = ptr::null_mut();
     // SAFETY: the caller has made a context current. The text is NUL-terminated; options and values are parallel
     // arrays of two, and the log buffer is as long as the second value says and outlives the call.
@@ -175,18 +230,11 @@ pub(super) fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
         sys::cuModuleLoadDataEx(
             &mut module,
             text.as_ptr().cast(),
-            options.len() as u32,
-            options.as_mut_ptr(),
-            values.as_mut_ptr(),
+            log.options.len() as u32,
+            log.options.as_mut_ptr(),
+            log.values.as_mut_ptr(),
         )
     };
-    match check("cuModuleLoadDataEx", result) {
-        Ok(()) => Ok(module),
-        Err(Error::Driver { code, text, .. }) => {
-            let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
-            let log = String::from_utf8_lossy(&log[..end]).trim().to_owned();
-            Err(Error::ModuleLoad { code, log: if log.is_empty() { text } else { log } })
-        }
-        Err(other) => Err(other),
-    }
+    check("cuModuleLoadDataEx", result).map_err(|error| log.explain(error))?;
+    Ok(module)
 }

@@ -5,7 +5,6 @@ use crate::Result;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 /// The result of [`CudaDevice::load_modules`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,7 +15,7 @@ pub struct Loaded {
     pub before: usize,
 }
 
-/// Modules that are being loaded on a thread of their own. It ends, after the module that it is loading, when this is dropped.
+/// Modules that are being loaded on threads of their own. They end, after the modules that they are loading, when this is dropped.
 #[derive(Debug)]
 pub struct Preload {
     stop: Arc<AtomicBool>,
@@ -44,26 +43,11 @@ impl Drop for Preload {
 }
 
 impl CudaDevice {
-    /// Loads modules one after another on a thread of its own. The driver compiles one module at a time (all modules with driver 580 on an
-    /// H200: 23.5 s with 16 threads, 26.2 s with one), so a module that a launch waits for comes first. An error of a module is that of
-    /// its first launch.
+    /// Loads modules on threads of their own, in this order. An error of a module is that of its first launch.
     pub fn preload(&self, modules: Vec<&'static str>) -> Preload {
         let (stop, device) = (Arc::new(AtomicBool::new(false)), self.clone());
         let stopped = Arc::clone(&stop);
-        let work = move || {
-            if device.bind().is_err() {
-                return;
-            }
-            for name in modules {
-                while device.modules().is_awaited() && !stopped.load(Ordering::Relaxed) {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                if stopped.load(Ordering::Relaxed) {
-                    return;
-                }
-                let _ = device.modules().load(name);
-            }
-        };
+        let work = move || drop(device.load_until(&modules, &stopped));
         // without the thread each module is loaded at its first launch
         let thread = thread::Builder::new().name("modules".into()).spawn(work).ok();
         Preload { stop, thread }
@@ -79,11 +63,20 @@ impl CudaDevice {
     pub fn load_modules(&self, modules: &[&str]) -> Result<Loaded> {
         self.bind()?;
         let before = modules.iter().filter(|name| self.modules().is_loaded(name)).count();
+        self.load_until(modules, &AtomicBool::new(false))?;
+        Ok(Loaded { modules: modules.len() - before, before })
+    }
+
+    /// As [`load_modules`](Self::load_modules); begins none after `stop`.
+    fn load_until(&self, modules: &[&str], stop: &AtomicBool) -> Result<()> {
         let threads = thread::available_parallelism().map_or(1, usize::from).min(modules.len());
         let (next, first_error) = (AtomicUsize::new(0), Mutex::new(None));
         let work = || {
             let mut result = self.bind();
             while let (Ok(()), Some(name)) = (&result, modules.get(next.fetch_add(1, Ordering::Relaxed))) {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
                 result = self.modules().load(name);
                 if let Err(error) = std::mem::replace(&mut result, Ok(())) {
                     first_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -99,9 +92,6 @@ impl CudaDevice {
             }
             work();
         });
-        match first_error.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            None => Ok(Loaded { modules: modules.len() - before, before }),
-            Some(error) => Err(error),
-        }
+        first_error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 }
