@@ -65,7 +65,7 @@ pub fn gguf(input: &[u8]) {
         let Ok(file) = Gguf::open(&path) else { return };
         let names: Vec<String> = file.names().map(str::to_owned).collect();
         for name in &names {
-            let _ = (file.read_f32(name), file.read_f16(name));
+            let _ = (file.read::<f32>(name), file.read::<half::f16>(name));
         }
         if let Ok(checkpoint) = Checkpoint::open(&path, Some(&path)) {
             let _ = (checkpoint.config(), checkpoint.processor());

@@ -3,6 +3,7 @@
 //! rayon's `for_each` compiles its joins, jobs and splits anew for each loop: about 4 kB of the program. Here the items are
 //! divided into tasks beforehand, and one function that is not generic runs them.
 
+use crate::Result;
 use rayon::iter::plumbing::{Producer, ProducerCallback};
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
@@ -22,22 +23,18 @@ pub(crate) trait InTasks: IndexedParallelIterator {
 
 impl<I: IndexedParallelIterator> InTasks for I {}
 
-/// Has threads write `bytes` in pieces of `piece` bytes, each called with the number of its first byte. Gives the first error.
-pub(crate) fn try_pieces<E: Send>(
-    bytes: &mut [u8],
-    piece: usize,
-    write: &(dyn Fn(usize, &mut [u8]) -> Result<(), E> + Sync),
-) -> Result<(), E> {
+/// Writes a piece of an array of bytes, given the number of its first byte.
+pub(crate) type Write<'a> = dyn Fn(usize, &mut [u8]) -> Result<()> + Sync + 'a;
+
+/// Has threads write `bytes` in pieces of `piece` bytes. Gives the first error.
+pub(crate) fn try_pieces(bytes: &mut [u8], piece: usize, write: &Write) -> Result<()> {
     let error = Mutex::new(None);
     bytes.par_chunks_mut(piece.max(1)).enumerate().in_tasks(|(number, bytes)| {
         if let Err(found) = write(number * piece, bytes) {
             error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
         }
     });
-    match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        None => Ok(()),
-        Some(error) => Err(error),
-    }
+    error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
 /// Calls `f` on one of rayon's threads. Each loop of a caller that is none of them wakes such a thread and then waits to be woken, which

@@ -13,7 +13,7 @@ pub trait Number: Element + Default {
     fn narrow(to: &mut [Self], values: &[f32]);
 
     /// The number whose bytes, the lowest first, this one has in memory.
-    fn from_little_endian(self) -> Self;
+    fn in_native_order(self) -> Self;
 
     /// Whether it is a number in range.
     fn is_finite(self) -> bool;
@@ -31,7 +31,7 @@ impl Number for f32 {
         to.copy_from_slice(&values[..to.len()]);
     }
 
-    fn from_little_endian(self) -> Self {
+    fn in_native_order(self) -> Self {
         Self::from_le_bytes(self.to_ne_bytes())
     }
 
@@ -54,7 +54,7 @@ impl Number for f16 {
         to.convert_from_f32_slice(values); // by the processor's instructions, if it has them
     }
 
-    fn from_little_endian(self) -> Self {
+    fn in_native_order(self) -> Self {
         Self::from_le_bytes(self.to_ne_bytes())
     }
 

@@ -182,7 +182,7 @@ impl SafeTensors {
         match dtype {
             FileType::F32 | FileType::F16 if dtype.is(T::DTYPE) => {
                 self.read_at(name, first, bytemuck::cast_slice_mut(values))?;
-                values.iter_mut().for_each(|value| *value = value.from_little_endian());
+                values.iter_mut().for_each(|value| *value = value.in_native_order());
             }
             FileType::F32 => self.convert(name, first, values, f32::from_le_bytes)?,
             FileType::F16 => self.convert(name, first, values, |bytes| f16::from_le_bytes(bytes).to_f32())?,

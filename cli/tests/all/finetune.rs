@@ -424,7 +424,7 @@ fn quantize_aware_runs_export_what_they_have_trained() {
             for tensor in &plan.tensors {
                 let number = exported.parameters.required(&tensor.published).unwrap();
                 let before = exported.parameters.get(number).value();
-                let (stored, shape) = (gguf.read_f32(&tensor.name).unwrap(), before.shape().clone());
+                let (stored, shape) = (gguf.read::<f32>(&tensor.name).unwrap(), before.shape().clone());
                 let values = match tensor.frame {
                     None => stored,
                     // a frame of each patch's weights

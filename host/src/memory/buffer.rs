@@ -5,6 +5,7 @@ use super::device::{DevicePool, StreamHandle, pool_for};
 use super::pinned_pool::CHUNK;
 use crate::cuda::{CudaDevice, DevicePtr, DevicePtrMut, Kept, check, conceal, expose};
 use crate::mutation::{Wait, left_out};
+use crate::parallel::Write;
 use crate::{Element, Error, Result};
 use bytemuck::Pod;
 use cust::sys;
@@ -263,11 +264,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// As there, and the first error of a piece.
-    pub(crate) fn upload_by(
-        &mut self,
-        bytes: usize,
-        write: &(dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
-    ) -> Result<()> {
+    pub(crate) fn upload_by(&mut self, bytes: usize, write: &Write) -> Result<()> {
         drop(self.device.stream().lock_to_copy("upload")?);
         self.range("upload", 0, bytes)?;
         if bytes == 0 || self.device.is_planned() {

@@ -9,7 +9,7 @@ use super::device;
 use super::pinned_pool::{Block, CHUNK, PinnedPool};
 use crate::cuda::{CudaDevice, Kept, check};
 use crate::mutation::{Wait, left_out};
-use crate::parallel::try_pieces;
+use crate::parallel::{Write, try_pieces};
 use crate::{Error, Result};
 use cust::sys;
 use std::ffi::c_void;
@@ -293,7 +293,7 @@ impl DeviceBuffer {
         offset: usize,
         bytes: usize,
         most: usize,
-        write: &(dyn Fn(usize, &mut [u8]) -> Result<()> + Sync),
+        write: &Write,
     ) -> Result<()> {
         let mut chunks: [Option<PinnedBuffer>; 2] = [None, None];
         for (index, at) in (0..bytes).step_by(most).enumerate() {

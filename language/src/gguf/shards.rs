@@ -181,7 +181,7 @@ impl Gguf {
                 bytemuck::cast_slice_mut(values),
                 info.begin + info.ty.bytes(first) as u64,
             )?;
-            values.iter_mut().for_each(|value| *value = value.from_little_endian());
+            values.iter_mut().for_each(|value| *value = value.in_native_order());
         } else {
             // whole blocks, of which the first may begin before the values and the last end after them
             let block = info.ty.block();
