@@ -2,7 +2,7 @@
 //! y: [n] f32, w: [n, k], a: [rank, cols] f32, b: [n, rank] f32.
 //!
 //! Idea: the two small products take as long as the large one if they are launches of their own. Here the first blocks, the helpers,
-//! compute x·aᵀ and publish each element. The others compute x·wᵀ as [`vector`](super::vector) does, and wait for the elements
+//! compute x·aᵀ and publish each element. The others compute x·wᵀ as [`vector`] does, and wait for the elements
 //! only before they write.
 //!
 //! An element is published in a word that is zero before: zero says that it is not there yet, and a sum of 0 is published as −0. So
