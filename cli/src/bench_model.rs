@@ -136,7 +136,6 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let most = workload(&tests, &opened.config);
     let work = Work { most: Some(most), exactly: &|_| Ok(vec![most]) };
     let loaded = model_args.load(&opened, &device, &work, output)?;
-    loaded.model.finish_compiling();
     let devices: Vec<_> = loaded.model.devices().map(ToString::to_string).collect();
     let model = Model {
         name: name(path),

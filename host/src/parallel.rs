@@ -3,7 +3,6 @@
 //! rayon's `for_each` compiles its joins, jobs and splits anew for each loop: about 4 kB of the program. Here the items are
 //! divided into tasks beforehand, and one function that is not generic runs them.
 
-use crate::Result;
 use rayon::iter::plumbing::{Producer, ProducerCallback};
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
@@ -24,10 +23,10 @@ pub(crate) trait InTasks: IndexedParallelIterator {
 impl<I: IndexedParallelIterator> InTasks for I {}
 
 /// Writes a piece of an array of bytes, given the number of its first byte.
-pub(crate) type Write<'a> = dyn Fn(usize, &mut [u8]) -> Result<()> + Sync + 'a;
+pub(crate) type Write<'a, E> = dyn Fn(usize, &mut [u8]) -> Result<(), E> + Sync + 'a;
 
 /// Has threads write `bytes` in pieces of `piece` bytes. Gives the first error.
-pub(crate) fn try_pieces(bytes: &mut [u8], piece: usize, write: &Write) -> Result<()> {
+pub(crate) fn try_pieces<E: Send>(bytes: &mut [u8], piece: usize, write: &Write<E>) -> Result<(), E> {
     let error = Mutex::new(None);
     bytes.par_chunks_mut(piece.max(1)).enumerate().in_tasks(|(number, bytes)| {
         if let Err(found) = write(number * piece, bytes) {

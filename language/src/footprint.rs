@@ -158,12 +158,12 @@ impl Planned<'_> {
     /// # Errors
     /// As [`footprint`](Self::footprint).
     pub fn modules(&self, batch: Option<&BatchOptions>, gpu: &Gpu) -> Result<Vec<&'static str>> {
-        // few rows, many, and more than a pass, as kernels are chosen by their number; what short prompts need first
+        // few rows, many, and more than a pass, as kernels are chosen by their number
         let most = self.options.tokens_per_pass;
         let long = self.options.sparse_prefill.map(|_| (LEAST_KEYS, 16));
-        let sizes = [(20, 0), (200, 0), (40, 0), (40, 64), (200, 256), (20, 16), (most + 40, 1024)];
-        let work = |(prompt, patches)| Workload { context: prompt + 64, prompt, patches };
-        let works: Vec<_> = sizes.into_iter().chain(long).map(work).collect();
+        let sizes = [(most + 40, 1024), (200, 256), (40, 64), (20, 16)].into_iter().chain(long);
+        let works: Vec<_> =
+            sizes.map(|(prompt, patches)| Workload { context: prompt + 64, prompt, patches }).collect();
         let layers = [self.config.text.num_hidden_layers];
         let (_, mut books) = self.run(&works, batch, (SplitMode::Layer, &layers, 0), &[*gpu])?;
         Ok(std::mem::take(&mut books[0].modules))

@@ -13,7 +13,7 @@ use super::rows;
 use super::seam::{self, Config, VISION, VisionPlace};
 use super::text::{ImageRun, Images};
 use super::weights::Conversion;
-use pascaline::cuda::{CudaDevice, Preload};
+use pascaline::cuda::CudaDevice;
 use pascaline::memory::Way;
 use pascaline::nn::{Hits, KvCache, Rope};
 use pascaline::ops::PAGE;
@@ -21,7 +21,6 @@ use pascaline::{Device, Error, MAX_ELEMENTS, Result, Tensor};
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 
 /// A model on a device.
@@ -37,8 +36,6 @@ pub struct LanguageModel {
     matrices: BTreeMap<String, Storage>,
     options: LoadOptions,
     id: ModelId,
-    /// Modules that the driver is still compiling.
-    preloads: Mutex<Vec<Preload>>,
 }
 
 /// Identifies a model, so that its sessions are not used with another. Unique in the process.
@@ -150,14 +147,14 @@ impl LanguageModel {
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
         let storage = |name: &str| checkpoint.storage(config, &options, name);
-        let (weights, network, adapted, processor, preloads) = thread::scope(|scope| -> Result<_> {
+        let (weights, network, adapted, processor) = thread::scope(|scope| -> Result<_> {
             // A vocabulary of 152 thousand tokens takes about as long as a small model's weights.
             let processor = scope.spawn(|| prepared.map_or_else(|| checkpoint.processor(), Ok));
-            // the driver compiles while the weights are read, and what the first answer does not need while it is given
+            // the driver compiles while the weights are read
             let ahead = placement.devices().filter_map(Device::as_cuda).map(|device| {
-                let modules = || -> Result<Preload> {
+                let modules = || {
                     let planned = Planned { config, storage: &storage, options: &options };
-                    Ok(device.preload(planned.modules(None, &Gpu::from_device(device))?))
+                    device.load_modules(&planned.modules(None, &Gpu::from_device(device))?).map(drop)
                 };
                 scope.spawn(modules)
             });
@@ -183,8 +180,8 @@ impl LanguageModel {
                     reason: "the model does not use it".into(),
                 });
             }
-            let preloads = ahead.into_iter().map(joined).collect::<Result<_>>()?;
-            Ok((weights, network, adapted, joined(processor)?, preloads))
+            ahead.into_iter().try_for_each(joined)?;
+            Ok((weights, network, adapted, joined(processor)?))
         })?;
         let (parameters, conversions) = (weights.parameters(), weights.conversions());
         let matrices = weights.names().map(|name| (name.clone(), storage(name))).collect();
@@ -197,20 +194,11 @@ impl LanguageModel {
             options,
             id: ModelId::new(),
             processor,
-            preloads: Mutex::new(preloads),
         })
-    }
-
-    /// Waits until the driver has compiled all kernels that answers launch. Answers may be given before; one that needs a kernel which is
-    /// not there yet waits for it.
-    pub fn finish_compiling(&self) {
-        let preloads = std::mem::take(&mut *self.preloads.lock().unwrap_or_else(PoisonError::into_inner));
-        preloads.into_iter().for_each(Preload::finish);
     }
 
     /// Loads the modules of the kernels that many answers at once launch.
     pub(super) fn load_modules(&self, batch: &BatchOptions) -> Result<()> {
-        self.finish_compiling();
         let (config, options) = (&self.network.config, &self.options);
         let modules = |device: &CudaDevice| {
             let dtype = Storage::Float(options.dtype);

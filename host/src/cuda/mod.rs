@@ -47,7 +47,7 @@ pub use launch::trace;
 pub use parameters::Kind;
 pub use planned::PlannedGpu;
 pub(crate) use planned::{Planning, count_host_bytes, refused};
-pub use preload::{Loaded, Preload};
+pub use preload::Loaded;
 pub(crate) use properties::WITHOUT_VIRTUAL_GPU;
 pub use properties::{Properties, driver_version};
 pub(crate) use stream::COUNTERS;

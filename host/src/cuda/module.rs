@@ -7,6 +7,7 @@ use super::parameters::agree_all;
 use crate::{Error, Result};
 use cuda_std::KernelInfo;
 use cust::sys;
+use pascaline_driver as driver;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -128,8 +129,10 @@ impl Modules {
         agree_all(&text, self.slots_of(name).map(|slot| &slot.info))?;
         let module = {
             let _compiling = Compiling::begin();
-            // where a kernel leaves the number of registers open, the linker takes more of them than the driver's compiler
-            match self.slots_of(name).all(|slot| slot.info.min_blocks > 0) {
+            // where a kernel leaves the number of registers open, the linker takes more of them than the driver's compiler; the virtual GPU
+            // has no compiler
+            let is_bounded = self.slots_of(name).all(|slot| slot.info.min_blocks > 0);
+            match is_bounded && driver::backend() != Some(driver::Backend::Virtual) {
                 true => load_linked(&text)?,
                 false => load_ptx(&text)?,
             }
@@ -242,4 +245,35 @@ pub(super) fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
     };
     check("cuModuleLoadDataEx", result).map_err(|error| log.explain(error))?;
     Ok(module)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    /// The linker takes what the compiler takes, and its errors have a log too.
+    #[test]
+    fn the_linker_loads_modules() -> Result<()> {
+        let Device::Cuda(device) = Device::virtual_gpu()? else {
+            panic!("the virtual GPU is no CUDA device")
+        };
+        device.bind()?;
+        for name in ["quant_vector1_q4_0", "quant_lora_q4_0"] {
+            let text = ptx_of(name)?;
+            for load in [load_linked, load_ptx] {
+                let (module, symbol) = (load(&text)?, CString::new(name).unwrap_or_default());
+                let mut function = ptr::null_mut();
+                // SAFETY: the module was just loaded into the current context; the name is a C string.
+                let result = unsafe { sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
+                check("cuModuleGetFunction", result)?;
+                assert!(!function.is_null(), "{name}");
+            }
+        }
+        for load in [load_linked, load_ptx] {
+            let found = load(".version 6.4\n.target sm_61\n.address_size 64\n.entry none( { }\n");
+            assert!(matches!(&found, Err(Error::ModuleLoad { log, .. }) if !log.is_empty()), "{found:?}");
+        }
+        Ok(())
+    }
 }

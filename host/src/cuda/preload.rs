@@ -2,9 +2,9 @@
 
 use super::device::CudaDevice;
 use crate::Result;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 /// The result of [`CudaDevice::load_modules`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,44 +15,7 @@ pub struct Loaded {
     pub before: usize,
 }
 
-/// Modules that are being loaded on threads of their own. They end, after the modules that they are loading, when this is dropped.
-#[derive(Debug)]
-pub struct Preload {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Preload {
-    /// Waits until all have been loaded.
-    pub fn finish(mut self) {
-        self.join();
-    }
-
-    fn join(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // a panic there leaves modules to their first launch
-        }
-    }
-}
-
-impl Drop for Preload {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.join();
-    }
-}
-
 impl CudaDevice {
-    /// Loads modules on threads of their own, in this order. An error of a module is that of its first launch.
-    pub fn preload(&self, modules: Vec<&'static str>) -> Preload {
-        let (stop, device) = (Arc::new(AtomicBool::new(false)), self.clone());
-        let stopped = Arc::clone(&stop);
-        let work = move || drop(device.load_until(&modules, &stopped));
-        // without the thread each module is loaded at its first launch
-        let thread = thread::Builder::new().name("modules".into()).spawn(work).ok();
-        Preload { stop, thread }
-    }
-
     /// Loads modules before their first launch, on several threads: with an empty cache the driver compiles each module,
     /// which takes up to a second.
     ///
@@ -63,20 +26,11 @@ impl CudaDevice {
     pub fn load_modules(&self, modules: &[&str]) -> Result<Loaded> {
         self.bind()?;
         let before = modules.iter().filter(|name| self.modules().is_loaded(name)).count();
-        self.load_until(modules, &AtomicBool::new(false))?;
-        Ok(Loaded { modules: modules.len() - before, before })
-    }
-
-    /// As [`load_modules`](Self::load_modules); begins none after `stop`.
-    fn load_until(&self, modules: &[&str], stop: &AtomicBool) -> Result<()> {
         let threads = thread::available_parallelism().map_or(1, usize::from).min(modules.len());
         let (next, first_error) = (AtomicUsize::new(0), Mutex::new(None));
         let work = || {
             let mut result = self.bind();
             while let (Ok(()), Some(name)) = (&result, modules.get(next.fetch_add(1, Ordering::Relaxed))) {
-                if stop.load(Ordering::Relaxed) {
-                    break;
-                }
                 result = self.modules().load(name);
                 if let Err(error) = std::mem::replace(&mut result, Ok(())) {
                     first_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -92,6 +46,9 @@ impl CudaDevice {
             }
             work();
         });
-        first_error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        match first_error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(Loaded { modules: modules.len() - before, before }),
+            Some(error) => Err(error),
+        }
     }
 }

@@ -264,7 +264,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// As there, and the first error of a piece.
-    pub(crate) fn upload_by(&mut self, bytes: usize, write: &Write) -> Result<()> {
+    pub(crate) fn upload_by(&mut self, bytes: usize, write: &Write<Error>) -> Result<()> {
         drop(self.device.stream().lock_to_copy("upload")?);
         self.range("upload", 0, bytes)?;
         if bytes == 0 || self.device.is_planned() {

@@ -293,7 +293,7 @@ impl DeviceBuffer {
         offset: usize,
         bytes: usize,
         most: usize,
-        write: &Write,
+        write: &Write<Error>,
     ) -> Result<()> {
         let mut chunks: [Option<PinnedBuffer>; 2] = [None, None];
         for (index, at) in (0..bytes).step_by(most).enumerate() {
