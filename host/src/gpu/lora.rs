@@ -12,21 +12,13 @@ pub(crate) fn is_fused(rank: usize, cols: usize) -> bool {
     (1..=MAX_RANK as usize).contains(&rank) && cols.is_multiple_of(4)
 }
 
-/// y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual for one row `x` in f32, where [`is_fused`] says so.
-pub(crate) fn lora(
-    device: &CudaDevice,
-    y: TensorMut,
-    x: &Tensor,
-    w: &QuantTensor,
-    change: [&Tensor; 2],
-    epilogue: &Epilogue,
-) -> Result<()> {
-    let helpers = lora::helpers(change[0].dims()[0] as u32);
-    lora_by(device, y, x, w, change, epilogue, helpers)
+/// How many blocks compute x·aᵀ for the others, which write the result.
+pub(crate) fn helpers(rank: usize) -> u32 {
+    lora::helpers(rank as u32)
 }
 
-/// As [`lora`], with so many helpers.
-fn lora_by(
+/// y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual for one row `x` in f32, where [`is_fused`] says so, with so many [`helpers`].
+pub(crate) fn lora(
     device: &CudaDevice,
     y: TensorMut,
     x: &Tensor,
@@ -68,11 +60,11 @@ mod tests {
         let w = ops::quantize(&randn([n, k], 4)?, Format::Q8_0)?;
         let product = |helpers| {
             let mut y = Tensor::uninitialized([1, n], DType::F32, &device)?;
-            lora_by(gpu, y.view_mut()?, &x, &w, [&a, &b], &Epilogue::default(), helpers)?;
+            lora(gpu, y.view_mut()?, &x, &w, [&a, &b], &Epilogue::default(), helpers)?;
             y.to_vec::<f32>()
         };
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        let whole = bits(product(lora::helpers(rank as u32))?);
+        let whole = bits(product(helpers(rank))?);
         assert_eq!(bits(product(0)?), whole);
         assert_eq!(bits(product(3)?), whole, "the first twelve rows have helpers");
         Ok(())

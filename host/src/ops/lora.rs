@@ -4,7 +4,7 @@ use super::activate::finish_into;
 use super::check::Check;
 use super::copy::aligned;
 use super::linear::linear;
-use super::quant::{check_product, has_one_row, quant_matmul_into, with_last_replaced};
+use super::quant::{check_columns, has_one_row, quant_matmul_into, with_last_replaced};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::QuantTensor;
 use crate::{DType, Device, Result, Tensor, TensorMut, gpu};
@@ -33,10 +33,8 @@ const CHECK: Check = Check("quant_lora");
 /// # Errors
 /// [`Error::Shape`](crate::Error::Shape) if the dimensions do not fit each other, and as [`quant_linear`](super::quant_linear).
 pub fn quant_lora(x: &Tensor, w: &QuantTensor, change: [&Tensor; 2], epilogue: &Epilogue) -> Result<Tensor> {
-    let Some(columns) = epilogue.activation.columns(w.rows()) else {
-        return Err(CHECK.unsupported("activation", "SwiGlu", "w's number of rows must be even"));
-    };
-    let mut y = Tensor::uninitialized(with_last_replaced(x.shape(), columns), DType::F32, &x.device())?;
+    let shape = with_last_replaced(x.shape(), columns(w, epilogue)?);
+    let mut y = Tensor::uninitialized(shape, DType::F32, &x.device())?;
     quant_lora_into(y.view_mut()?, x, w, change, epilogue)?;
     Ok(y)
 }
@@ -50,9 +48,7 @@ pub fn quant_lora_into(
     epilogue: &Epilogue,
 ) -> Result<()> {
     let [a, b] = change;
-    CHECK.dtype("x", x, DType::F32)?;
-    CHECK.contiguous("x", x)?;
-    for (argument, tensor) in [("a", a), ("b", b)] {
+    for (argument, tensor) in [("x", x), ("a", a), ("b", b)] {
         CHECK.dtype(argument, tensor, DType::F32)?;
         CHECK.contiguous(argument, tensor)?;
     }
@@ -61,15 +57,27 @@ pub fn quant_lora_into(
         return Err(CHECK.bad_shape("a", a, format!("[_, {}], w's columns", w.cols())));
     }
     CHECK.shape("b", b, &[w.rows(), rank], "[n, rank]")?;
+    check_columns(CHECK, x.shape(), w)?;
+    let columns = columns(w, epilogue)?;
+    CHECK.dtype("y", &y, DType::F32)?;
+    CHECK.contiguous("y", &y)?;
+    CHECK.shape(
+        "y",
+        &y,
+        with_last_replaced(x.shape(), columns).dims(),
+        "[x.., n], or half of n for SwiGlu",
+    )?;
+    let mut inputs = vec![("x", x), ("w", &w.quants), ("a", a), ("b", b)];
+    inputs.extend(epilogue.check(CHECK, &y, w.rows())?);
+    let device = CHECK.device(&y, &inputs)?;
     let fused = has_one_row(x) && w.rows() > 0 && gpu::lora::is_fused(rank, w.cols());
-    let Device::Cuda(device) = x.device() else { return three(y, x, w, change, epilogue) };
+    let Device::Cuda(device) = device else { return three(y, x, w, change, epilogue) };
     if !fused {
         return three(y, x, w, change, epilogue);
     }
+    let helpers = gpu::lora::helpers(rank);
     let product = |y: TensorMut, epilogue: &Epilogue| {
-        CHECK.device(&y, &[("a", a), ("b", b)])?;
-        check_product(&y, x.shape(), x, w, epilogue)?;
-        gpu::lora::lora(&device, y, &aligned(x)?, w, [&aligned(a)?, b], epilogue)
+        gpu::lora::lora(&device, y, &aligned(x)?, w, [&aligned(a)?, b], epilogue, helpers)
     };
     if !matches!(epilogue.activation, Activation::GeluErf | Activation::SwiGlu) {
         return product(y, epilogue);
@@ -77,6 +85,12 @@ pub fn quant_lora_into(
     let mut sums = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
     product(sums.view_mut()?, &Epilogue::default())?;
     finish_into(y, &sums, epilogue)
+}
+
+/// The result's columns.
+fn columns(w: &QuantTensor, epilogue: &Epilogue) -> Result<usize> {
+    let columns = epilogue.activation.columns(w.rows());
+    columns.ok_or_else(|| CHECK.unsupported("activation", "SwiGlu", "w's number of rows must be even"))
 }
 
 fn three(y: TensorMut, x: &Tensor, w: &QuantTensor, change: [&Tensor; 2], epilogue: &Epilogue) -> Result<()> {

@@ -393,7 +393,7 @@ pub fn quant_matmul_rows_into(
 const MATMUL: Check = Check("quant_matmul");
 
 /// Requires as many columns of activations of shape `x` as w has.
-fn check_columns(check: Check, x: &Shape, w: &QuantTensor) -> Result<()> {
+pub(super) fn check_columns(check: Check, x: &Shape, w: &QuantTensor) -> Result<()> {
     if x.rows_cols().1 == w.cols() {
         return Ok(());
     }
