@@ -90,7 +90,7 @@ macro_rules! kernels {
             /// # Safety
             /// [`Activate`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹
             /// elements.
-            #[kernel(block = BLOCK)]
+            #[kernel(block = BLOCK, min_blocks = 12)]
             pub unsafe fn $name(p: Activate<$T>) {
                 // SAFETY: this kernel's contract is the body's.
                 unsafe { rows(p) }

@@ -74,7 +74,7 @@ unsafe fn rows<T: Vector>(p: Backward<T>) {
 ///
 /// # Safety
 /// [`Backward`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK)]
+#[kernel(block = BLOCK, min_blocks = 16)]
 pub unsafe fn activate_backward_f32(p: Backward<f32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { rows(p) }
@@ -84,7 +84,7 @@ pub unsafe fn activate_backward_f32(p: Backward<f32>) {
 ///
 /// # Safety
 /// As [`activate_backward_f32`].
-#[kernel(block = BLOCK)]
+#[kernel(block = BLOCK, min_blocks = 12)]
 pub unsafe fn activate_backward_f16(p: Backward<F16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { rows(p) }

@@ -150,7 +150,7 @@ pub const KERNELS: &[KernelInfo] = &[adamw8bit_f32.info()];
 ///
 /// # Safety
 /// [`Step`] and [`Chunk`] constrain the pointers, which are valid on the launching stream.
-#[kernel(block = THREADS, shared(levels: [f32; LEVELS]), shuffles = 10)]
+#[kernel(block = THREADS, min_blocks = 3, shared(levels: [f32; LEVELS]), shuffles = 10)]
 pub unsafe fn adamw8bit_f32(p: Step) {
     let tid = thread::thread_idx_x();
     // SAFETY: `levels` has LEVELS elements; one thread writes each, before the barrier that all threads reach. There is a

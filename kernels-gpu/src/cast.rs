@@ -46,7 +46,7 @@ unsafe fn cast<Y: Element, X: Element>(Cast { y, x, n, head }: Cast<Y, X>) {
 ///
 /// # Safety
 /// [`Cast`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = flat::BLOCK)]
+#[kernel(block = flat::BLOCK, min_blocks = 16)]
 pub unsafe fn cast_f16_f32(p: Cast<F16, f32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { cast(p) }
@@ -56,7 +56,7 @@ pub unsafe fn cast_f16_f32(p: Cast<F16, f32>) {
 ///
 /// # Safety
 /// As [`cast_f16_f32`].
-#[kernel(block = flat::BLOCK)]
+#[kernel(block = flat::BLOCK, min_blocks = 16)]
 pub unsafe fn cast_f32_f16(p: Cast<f32, F16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { cast(p) }

@@ -120,7 +120,7 @@ unsafe fn sum<T: Vector>(p: Columns<T>, sums: Shared<f32>) {
 ///
 /// # Safety
 /// [`Columns`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK, shared(sums: [f32; BLOCK * 4]))]
+#[kernel(block = BLOCK, min_blocks = 6, shared(sums: [f32; BLOCK * 4]))]
 pub unsafe fn column_sum_f32(p: Columns<f32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { sum(p, sums) }
@@ -130,7 +130,7 @@ pub unsafe fn column_sum_f32(p: Columns<f32>) {
 ///
 /// # Safety
 /// As [`column_sum_f32`].
-#[kernel(block = BLOCK, shared(sums: [f32; BLOCK * 8]))]
+#[kernel(block = BLOCK, min_blocks = 3, shared(sums: [f32; BLOCK * 8]))]
 pub unsafe fn column_sum_f16(p: Columns<F16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { sum(p, sums) }

@@ -89,7 +89,7 @@ unsafe fn flat_copy<E: Raw>(Flat { y, x, n, head }: Flat<E>) {
 ///
 /// # Safety
 /// [`Flat`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = flat::BLOCK)]
+#[kernel(block = flat::BLOCK, min_blocks = 16)]
 pub unsafe fn copy_flat_b32(p: Flat<u32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { flat_copy(p) }
@@ -99,7 +99,7 @@ pub unsafe fn copy_flat_b32(p: Flat<u32>) {
 ///
 /// # Safety
 /// As [`copy_flat_b32`].
-#[kernel(block = flat::BLOCK)]
+#[kernel(block = flat::BLOCK, min_blocks = 16)]
 pub unsafe fn copy_flat_b16(p: Flat<u16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { flat_copy(p) }
@@ -204,7 +204,7 @@ unsafe fn dims_copy<E: Unit>(Dims { y, x, rows, width_log2, d0, d1, d2, d3, d4, 
 ///
 /// # Safety
 /// [`Dims`] constrains the pointers, which are valid on the launching stream; offsets are below 2³¹.
-#[kernel(block = DIMS_BLOCK)]
+#[kernel(block = DIMS_BLOCK, min_blocks = 8)]
 pub unsafe fn copy_dims_b32(p: Dims<u32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { dims_copy(p) }
@@ -214,7 +214,7 @@ pub unsafe fn copy_dims_b32(p: Dims<u32>) {
 ///
 /// # Safety
 /// As [`copy_dims_b32`].
-#[kernel(block = DIMS_BLOCK)]
+#[kernel(block = DIMS_BLOCK, min_blocks = 8)]
 pub unsafe fn copy_dims_b16(p: Dims<u16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { dims_copy(p) }
@@ -224,7 +224,7 @@ pub unsafe fn copy_dims_b16(p: Dims<u16>) {
 ///
 /// # Safety
 /// As [`copy_dims_b32`].
-#[kernel(block = DIMS_BLOCK)]
+#[kernel(block = DIMS_BLOCK, min_blocks = 8)]
 pub unsafe fn copy_dims_b128(p: Dims<[u32; 4]>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { dims_copy(p) }

@@ -38,7 +38,7 @@ pub const KERNELS: &[KernelInfo] = &[cross_entropy_f32.info()];
 ///
 /// # Safety
 /// [`CrossEntropy`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK, shared(maxima: [f32; WARPS], sums: [f32; WARPS]), shuffles = 10)]
+#[kernel(block = BLOCK, min_blocks = 4, shared(maxima: [f32; WARPS], sums: [f32; WARPS]), shuffles = 10)]
 pub unsafe fn cross_entropy_f32(CrossEntropy { loss, x, labels, cols, scale }: CrossEntropy) {
     let (row, tid) = (thread::block_idx_x() as usize, thread::thread_idx_x());
     // SAFETY: one block per row; every column is below cols. All threads are at the barriers of the reductions, before which

@@ -167,7 +167,7 @@ macro_rules! kernels {
             ///
             /// # Safety
             /// [`Two`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-            #[kernel(block = flat::BLOCK)]
+            #[kernel(block = flat::BLOCK, min_blocks = 16)]
             pub unsafe fn $two(p: Two<$two_t>) {
                 // SAFETY: this kernel's contract is the body's.
                 unsafe { zip(p, $f) }
@@ -178,7 +178,7 @@ macro_rules! kernels {
             ///
             /// # Safety
             /// [`One`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-            #[kernel(block = flat::BLOCK)]
+            #[kernel(block = flat::BLOCK, min_blocks = 16)]
             pub unsafe fn $one($p: One<$one_t>) {
                 // SAFETY: this kernel's contract is the body's.
                 unsafe { map($p, $g) }

@@ -67,7 +67,7 @@ unsafe fn gather<T: Element>(Gather { y, table, ids, rows, cols, vectors }: Gath
 ///
 /// # Safety
 /// [`Gather`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK)]
+#[kernel(block = BLOCK, min_blocks = 8)]
 pub unsafe fn embedding_f32(p: Gather<f32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { gather(p) }
@@ -77,7 +77,7 @@ pub unsafe fn embedding_f32(p: Gather<f32>) {
 ///
 /// # Safety
 /// As [`embedding_f32`].
-#[kernel(block = BLOCK)]
+#[kernel(block = BLOCK, min_blocks = 8)]
 pub unsafe fn embedding_f16(p: Gather<F16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { gather(p) }

@@ -45,7 +45,7 @@ pub const KERNELS: &[KernelInfo] = &[embedding_backward_f32.info()];
 ///
 /// # Safety
 /// [`Scatter`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK, shared(scratch: [u32; WARPS]), shuffles = 5)]
+#[kernel(block = BLOCK, min_blocks = 8, shared(scratch: [u32; WARPS]), shuffles = 5)]
 pub unsafe fn embedding_backward_f32(Scatter { dtable, dy, ids, n, rows, cols, add, vectors }: Scatter) {
     let (tid, first) = (thread::thread_idx_x(), thread::block_idx_x() * ROWS);
     let lane = tid % 32;

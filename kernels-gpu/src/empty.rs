@@ -6,5 +6,5 @@ use cuda_std::prelude::*;
 ///
 /// # Safety
 /// None is needed.
-#[kernel(block = 32)]
+#[kernel(block = 32, min_blocks = 16)]
 pub unsafe fn empty() {}

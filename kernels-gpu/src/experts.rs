@@ -290,7 +290,7 @@ pub unsafe fn experts_route_f16(p: Route<F16>) {
 
 /// # Safety
 /// As [`experts_route_f32`]; gridDim.x = 1.
-#[kernel(block = BLOCK, shuffles = 100)]
+#[kernel(block = BLOCK, min_blocks = 3, shuffles = 100)]
 pub unsafe fn experts_route4_f32(p: Route<f32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { route::<_, { ROUTE_TOKENS as usize }>(p) }
@@ -298,7 +298,7 @@ pub unsafe fn experts_route4_f32(p: Route<f32>) {
 
 /// # Safety
 /// As [`experts_route4_f32`].
-#[kernel(block = BLOCK, shuffles = 100)]
+#[kernel(block = BLOCK, min_blocks = 3, shuffles = 100)]
 pub unsafe fn experts_route4_f16(p: Route<F16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { route::<_, { ROUTE_TOKENS as usize }>(p) }
@@ -308,7 +308,7 @@ pub unsafe fn experts_route4_f16(p: Route<F16>) {
 ///
 /// # Safety
 /// [`Sort`] constrains the pointers, which are valid on the launching stream; pairs < 2³¹.
-#[kernel(block = BLOCK, shared(below: [u32; WARPS], own: [u32; WARPS]), shuffles = 0)]
+#[kernel(block = BLOCK, min_blocks = 8, shared(below: [u32; WARPS], own: [u32; WARPS]), shuffles = 0)]
 pub unsafe fn experts_sort(Sort { tokens, places, starts, ids, pairs, top_k }: Sort) {
     let expert = thread::block_idx_x();
     let (warp, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
@@ -381,7 +381,7 @@ unsafe fn totals(below: Shared<u32>, own: Shared<u32>, warp: u32) -> (u32, u32, 
 ///
 /// # Safety
 /// [`Combine`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK)]
+#[kernel(block = BLOCK, min_blocks = 8)]
 pub unsafe fn experts_sum_f32(Combine { y, x, weights, places, residual, cols, top_k }: Combine) {
     let (token, column) = (thread::block_idx_x(), thread::block_idx_y() * BLOCK + thread::thread_idx_x());
     if column >= cols {

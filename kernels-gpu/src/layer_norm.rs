@@ -221,7 +221,7 @@ macro_rules! kernels {
             /// # Safety
             /// [`LayerNorm`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`RowKernels::warp`] says.
-            #[kernel(block = WARP_BLOCK, shuffles = 15)]
+            #[kernel(block = WARP_BLOCK, min_blocks = 3, shuffles = 15)]
             pub unsafe fn $warp(p: LayerNorm<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 // SAFETY: row < rows, so the row is inside x and y; all lanes of the warp are here.
@@ -242,7 +242,7 @@ macro_rules! kernels {
             $(
                 /// # Safety
                 /// As the block kernel.
-                #[kernel(block = ROW_BLOCK, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
+                #[kernel(block = ROW_BLOCK, min_blocks = 1, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
                 pub unsafe fn $own_few(p: LayerNorm<$ty>) {
                     let columns = block_columns::<$ty>(p.cols, p.vectors);
                     let row = thread::block_idx_x();

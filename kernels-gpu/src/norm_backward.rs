@@ -125,7 +125,7 @@ macro_rules! kernels {
             /// # Safety
             /// [`NormBackward`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// launched as [`RowKernels::warp`] says, with at least one row.
-            #[kernel(block = WARP_BLOCK, shuffles = $shuffles)]
+            #[kernel(block = WARP_BLOCK, min_blocks = 5, shuffles = $shuffles)]
             pub unsafe fn $warp(p: NormBackward<$ty>) {
                 let (r, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 // SAFETY: r < rows; all lanes of the warp are here.
@@ -134,7 +134,7 @@ macro_rules! kernels {
 
             /// # Safety
             /// As the warp kernel, with a block for each of the rows.
-            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = $shuffles)]
+            #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = $shuffles)]
             pub unsafe fn $block(p: NormBackward<$ty>) {
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
                 // SAFETY: one block per row; all threads are here.

@@ -78,7 +78,7 @@ pub const KERNELS: &[KernelInfo] = &[adamw_f32.info(), sgd_f32.info(), squared_n
 ///
 /// # Safety
 /// [`Step`] and [`Chunk`] constrain the pointers, which are valid on the launching stream.
-#[kernel(block = BLOCK)]
+#[kernel(block = BLOCK, min_blocks = 8)]
 pub unsafe fn adamw_f32(p: Step) {
     // SAFETY: a block for each chunk, whose tensors have n elements.
     unsafe {
@@ -103,7 +103,7 @@ pub unsafe fn adamw_f32(p: Step) {
 ///
 /// # Safety
 /// As [`adamw_f32`].
-#[kernel(block = BLOCK)]
+#[kernel(block = BLOCK, min_blocks = 8)]
 pub unsafe fn sgd_f32(p: Step) {
     // SAFETY: a block for each chunk, whose tensors have n elements.
     unsafe {
@@ -125,7 +125,7 @@ pub unsafe fn sgd_f32(p: Step) {
 ///
 /// # Safety
 /// As [`adamw_f32`].
-#[kernel(block = BLOCK, shared(scratch: [f32; WARPS]), shuffles = 5)]
+#[kernel(block = BLOCK, min_blocks = 8, shared(scratch: [f32; WARPS]), shuffles = 5)]
 pub unsafe fn squared_norm_f32(Norm { sums, chunks }: Norm) {
     let block = thread::block_idx_x() as usize;
     // SAFETY: a block for each chunk, whose gradient has n elements; all threads are at the barrier.

@@ -31,7 +31,7 @@ macro_rules! peak_kernel {
         ///
         /// # Safety
         /// [`Peak::sums`] is valid on the launching stream.
-        #[kernel(block = THREADS)]
+        #[kernel(block = THREADS, min_blocks = 8)]
         pub unsafe fn $name(Peak { sums, a: $a, b: $b, rounds }: Peak<$Sum, $Factor>) {
             let thread = thread::index_1d();
             // different, because otherwise the compiler would make them one chain

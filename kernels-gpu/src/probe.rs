@@ -221,7 +221,7 @@ macro_rules! rate {
         ///
         /// # Safety
         /// [`Probe`]'s pointers are valid on the launching stream. grid = [1]
-        #[kernel(block = THREADS, shuffles = $shuffles)]
+        #[kernel(block = THREADS, min_blocks = 2, shuffles = $shuffles)]
         pub unsafe fn $name(p: Probe) {
             let round = |chains| steps::<$Type, { $steps }>(chains, |$x| $step);
             // SAFETY: the launch has THREADS threads, and so many has this kernel's contract.
@@ -269,7 +269,7 @@ macro_rules! banks {
         ///
         /// # Safety
         /// [`Probe`]'s pointers are valid on the launching stream. grid = [1]
-        #[kernel(block = THREADS, shared(tile: [u32; WORDS]))]
+        #[kernel(block = THREADS, min_blocks = 2, shared(tile: [u32; WORDS]))]
         pub unsafe fn $name(p: Probe) {
             // SAFETY: all threads are here. The vectors are in the tile, aligned; the launch has THREADS threads.
             unsafe {
@@ -337,7 +337,7 @@ unsafe fn lane_address(tile: Shared<u32>, p: &Probe) -> u32 {
 ///
 /// # Safety
 /// [`Probe`]'s pointers are valid on the launching stream; with `LOADS − 1` times [`LOAD_STEP`] added, offsets are in the words. grid = [1]
-#[kernel(block = THREADS, shared(tile: [u32; WORDS]))]
+#[kernel(block = THREADS, min_blocks = 2, shared(tile: [u32; WORDS]))]
 pub unsafe fn probe_lds4(p: Probe) {
     // SAFETY: all threads are here; the addresses are in the tile, as the caller promises.
     unsafe {
@@ -365,7 +365,7 @@ pub unsafe fn probe_lds4(p: Probe) {
 ///
 /// # Safety
 /// As [`probe_lds4`].
-#[kernel(block = THREADS, shared(tile: [u32; WORDS]))]
+#[kernel(block = THREADS, min_blocks = 2, shared(tile: [u32; WORDS]))]
 pub unsafe fn probe_lds16(p: Probe) {
     // SAFETY: all threads are here; the addresses are in the tile, as the caller promises.
     unsafe {
@@ -394,7 +394,7 @@ pub unsafe fn probe_lds16(p: Probe) {
 ///
 /// # Safety
 /// As [`probe_lds4`].
-#[kernel(block = THREADS, shared(tile: [u32; WORDS]))]
+#[kernel(block = THREADS, min_blocks = 2, shared(tile: [u32; WORDS]))]
 pub unsafe fn probe_ffma_lds(p: Probe) {
     // SAFETY: all threads are here; the addresses are in the tile, as the caller promises.
     unsafe {
@@ -424,7 +424,7 @@ macro_rules! latency {
         ///
         /// # Safety
         /// [`Probe`]'s pointers are valid on the launching stream. grid = [1]
-        #[kernel(block = WARP)]
+        #[kernel(block = WARP, min_blocks = 16)]
         pub unsafe fn $name(p: Probe) {
             // SAFETY: three of the words; the launch has one warp.
             unsafe {
@@ -457,7 +457,7 @@ latency!(
 /// # Safety
 /// [`Probe`]'s pointers are valid on the launching stream. Words and offsets are multiples of 4 in the bytes of shared memory.
 /// grid = [1]
-#[kernel(block = WARP, shared(tile: [u32; WORDS]))]
+#[kernel(block = WARP, min_blocks = 16, shared(tile: [u32; WORDS]))]
 pub unsafe fn probe_latency_lds(p: Probe) {
     // SAFETY: all threads are here; the addresses are in the tile, as the caller promises.
     unsafe {

@@ -284,7 +284,7 @@ macro_rules! kernels {
             /// # Safety
             /// [`ReduceRows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// cols > 0 unless it is a sum. Launched as [`Kernels::warp`] says.
-            #[kernel(block = WARP_BLOCK, shuffles = 5)]
+            #[kernel(block = WARP_BLOCK, min_blocks = 5, shuffles = 5)]
             pub unsafe fn $warp(p: ReduceRows<$ty, $ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 // SAFETY: row < rows, so the row is inside x; all lanes of the warp are here.
@@ -299,7 +299,7 @@ macro_rules! kernels {
             /// # Safety
             /// [`Parts`] constrains the pointers, which are valid as the warp kernel's, and the parts. Launched as
             /// [`Kernels::block`] says.
-            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 10)]
+            #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; ROW_WARPS]), shuffles = 10)]
             pub unsafe fn $block(p: Parts<$ty, $ty, f32>) {
                 let (part, _, at, columns) = place_part(&p);
                 let row = part.row as usize;
@@ -318,7 +318,7 @@ macro_rules! kernels {
 
         /// # Safety
         /// As the warp kernel of the maximum.
-        #[kernel(block = WARP_BLOCK, shuffles = 10)]
+        #[kernel(block = WARP_BLOCK, min_blocks = 4, shuffles = 10)]
         pub unsafe fn $argmax_warp(p: ReduceRows<u32, $ty>) {
             let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
             // SAFETY: row < rows, so the row is inside x; all lanes of the warp are here.
@@ -333,7 +333,7 @@ macro_rules! kernels {
 
         /// # Safety
         /// As the block kernel of the maximum.
-        #[kernel(block = ROW_BLOCK, shared(scratch: [u32; 2 * ROW_WARPS]), shuffles = 20)]
+        #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [u32; 2 * ROW_WARPS]), shuffles = 20)]
         pub unsafe fn $argmax_block(p: Parts<u32, $ty, Proposal>) {
             let (part, first, at, columns) = place_part(&p);
             let row = part.row as usize;

@@ -129,7 +129,7 @@ macro_rules! kernels {
             /// # Safety
             /// [`RmsNorm`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`RowKernels::warp`] says.
-            #[kernel(block = WARP_BLOCK, shuffles = 5)]
+            #[kernel(block = WARP_BLOCK, min_blocks = 4, shuffles = 5)]
             pub unsafe fn $warp(p: RmsNorm<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = row as usize * p.cols as usize;
@@ -142,7 +142,7 @@ macro_rules! kernels {
             /// # Safety
             /// As the warp kernel, with a block for each of the rows and
             /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
-            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
+            #[kernel(block = ROW_BLOCK, min_blocks = 3, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
             pub unsafe fn $block(p: RmsNorm<$ty>) {
                 let (at, columns) = block_row(&p);
                 let team = Block(scratch);
@@ -155,7 +155,7 @@ macro_rules! kernels {
             $(
                 /// # Safety
                 /// As the block kernel.
-                #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
+                #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
                 pub unsafe fn $own_few(p: RmsNorm<$ty>) {
                     let (at, columns) = block_row(&p);
                     let team = Block(scratch);
@@ -168,7 +168,7 @@ macro_rules! kernels {
 
             /// # Safety
             /// As the block kernel, for any cols.
-            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
+            #[kernel(block = ROW_BLOCK, min_blocks = 3, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
             pub unsafe fn $stream(p: RmsNorm<$ty>) {
                 let (at, columns) = block_row(&p);
                 // SAFETY: one block per row, so the row is inside x and y; all threads are here.

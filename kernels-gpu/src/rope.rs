@@ -87,7 +87,7 @@ unsafe fn rotate_rows<T: Element>(p: Rope<T>) {
 ///
 /// # Safety
 /// [`Rope`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK)]
+#[kernel(block = BLOCK, min_blocks = 16)]
 pub unsafe fn rope_f32(p: Rope<f32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { rotate_rows(p) }
@@ -97,7 +97,7 @@ pub unsafe fn rope_f32(p: Rope<f32>) {
 ///
 /// # Safety
 /// As [`rope_f32`].
-#[kernel(block = BLOCK)]
+#[kernel(block = BLOCK, min_blocks = 16)]
 pub unsafe fn rope_f16(p: Rope<F16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { rotate_rows(p) }

@@ -158,7 +158,7 @@ macro_rules! kernels {
         /// # Safety
         /// [`Append`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
         /// the outputs are disjoint from everything. No two rows have the same index in the cache.
-        #[kernel(name = concat!($begin, $types), block = BLOCK, shuffles = 5 + <$stored>::SHUFFLES)]
+        #[kernel(name = concat!($begin, $types), block = BLOCK, min_blocks = 9, shuffles = 5 + <$stored>::SHUFFLES)]
         pub unsafe fn $name(p: Append<$t>) {
             // SAFETY: this kernel's contract is the body's.
             unsafe { append::<_, $stored, $each>(p) }

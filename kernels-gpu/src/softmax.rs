@@ -246,7 +246,7 @@ macro_rules! kernels {
             /// # Safety
             /// [`Softmax`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`RowKernels::warp`] says.
-            #[kernel(block = WARP_BLOCK, shuffles = 10)]
+            #[kernel(block = WARP_BLOCK, min_blocks = 4, shuffles = 10)]
             pub unsafe fn $warp(p: Softmax<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = row as usize * p.cols as usize;
@@ -257,7 +257,7 @@ macro_rules! kernels {
             /// # Safety
             /// As the warp kernel, with a block for each of the rows and
             /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
-            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
+            #[kernel(block = ROW_BLOCK, min_blocks = 3, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
             pub unsafe fn $block(p: Softmax<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
@@ -267,7 +267,7 @@ macro_rules! kernels {
 
             /// # Safety
             /// As the block kernel, with cols ≤ [`MAX_WIDE_COLS`](crate::device::rows::MAX_WIDE_COLS).
-            #[kernel(block = WIDE_BLOCK, shared(scratch: [f32; COMBINED * WIDE_WARPS]), shuffles = 10)]
+            #[kernel(block = WIDE_BLOCK, min_blocks = 1, shared(scratch: [f32; COMBINED * WIDE_WARPS]), shuffles = 10)]
             pub unsafe fn $wide(p: Softmax<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
@@ -277,7 +277,7 @@ macro_rules! kernels {
 
             /// # Safety
             /// As the block kernel, for any cols.
-            #[kernel(block = STREAM_BLOCK, shared(scratch: [f32; COMBINED * STREAM_WARPS]), shuffles = 10)]
+            #[kernel(block = STREAM_BLOCK, min_blocks = 1, shared(scratch: [f32; COMBINED * STREAM_WARPS]), shuffles = 10)]
             pub unsafe fn $stream(p: Softmax<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
@@ -290,7 +290,7 @@ macro_rules! kernels {
 
             /// # Safety
             /// [`SoftmaxPart`] constrains the pointers, which are valid as the warp kernel's, and part_cols.
-            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
+            #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
             pub unsafe fn $part(p: SoftmaxPart<$ty>) {
                 let (part, at, columns) = place_part::<$ty>(p.cols, p.part_cols, p.parts, p.vectors);
                 // SAFETY: a block per part, so it is inside x and its normalizer inside theirs; all threads are here.
@@ -305,7 +305,7 @@ macro_rules! kernels {
 
             /// # Safety
             /// [`Merge`] constrains the pointers, which are valid as the warp kernel's, and part_cols.
-            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
+            #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
             pub unsafe fn $merge(p: Merge<$ty>) {
                 let (part, at, columns) = place_part::<$ty>(p.cols, p.part_cols, p.parts, p.vectors);
                 // SAFETY: a block per part, so it is inside x and y, and so do its row's normalizers; all threads are here.

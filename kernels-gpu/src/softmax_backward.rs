@@ -66,7 +66,7 @@ macro_rules! kernels {
             /// # Safety
             /// [`SoftmaxBackward`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// launched as [`RowKernels::warp`] says, with at least one row.
-            #[kernel(block = WARP_BLOCK, shuffles = 5)]
+            #[kernel(block = WARP_BLOCK, min_blocks = 8, shuffles = 5)]
             pub unsafe fn $warp(p: SoftmaxBackward<$ty>) {
                 let (r, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = r as usize * p.cols as usize;
@@ -76,7 +76,7 @@ macro_rules! kernels {
 
             /// # Safety
             /// As the warp kernel, with a block for each of the rows.
-            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
+            #[kernel(block = ROW_BLOCK, min_blocks = 4, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
             pub unsafe fn $block(p: SoftmaxBackward<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);

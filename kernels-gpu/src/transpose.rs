@@ -133,7 +133,7 @@ unsafe fn tile_transpose<E: Raw, const STEPS: usize>(
 ///
 /// # Safety
 /// [`Transpose`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = [WIDTH, STEP], shared(tile: [u32; STEPS_B32 as u32 * STEP * PITCH]))]
+#[kernel(block = [WIDTH, STEP], min_blocks = 6, shared(tile: [u32; STEPS_B32 as u32 * STEP * PITCH]))]
 pub unsafe fn transpose_tile_b32(p: Transpose<u32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { tile_transpose::<_, STEPS_B32>(p, tile) }
@@ -143,7 +143,7 @@ pub unsafe fn transpose_tile_b32(p: Transpose<u32>) {
 ///
 /// # Safety
 /// As [`transpose_tile_b32`].
-#[kernel(block = [WIDTH, STEP], shared(tile: [u32; STEPS_B16 as u32 * STEP * PITCH]))]
+#[kernel(block = [WIDTH, STEP], min_blocks = 6, shared(tile: [u32; STEPS_B16 as u32 * STEP * PITCH]))]
 pub unsafe fn transpose_tile_b16(p: Transpose<u16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { tile_transpose::<_, STEPS_B16>(p, tile) }
@@ -153,7 +153,7 @@ pub unsafe fn transpose_tile_b16(p: Transpose<u16>) {
 ///
 /// # Safety
 /// As [`transpose_tile_b32`]; rows and cols are multiples of 4, x and y of 16 bytes.
-#[kernel(block = VECTOR_BLOCK, shared(tile: [u32; TILE * TILE]))]
+#[kernel(block = VECTOR_BLOCK, min_blocks = 6, shared(tile: [u32; TILE * TILE]))]
 pub unsafe fn transpose_vectors_b32(Transpose { y, x, rows, cols }: Transpose<u32>) {
     /// Vectors of a tile's row, and rows of a tile that the block's threads load at once.
     const VECTORS: u32 = TILE / 4;
@@ -202,7 +202,7 @@ pub unsafe fn transpose_vectors_b32(Transpose { y, x, rows, cols }: Transpose<u3
 ///
 /// # Safety
 /// As [`transpose_tile_b16`]; rows and cols are even, x and y multiples of 4 bytes.
-#[kernel(block = [WIDTH, STEP], shared(tile: [u32; TILE * WIDTH]))]
+#[kernel(block = [WIDTH, STEP], min_blocks = 8, shared(tile: [u32; TILE * WIDTH]))]
 pub unsafe fn transpose_pairs_b16(Transpose { y, x, rows, cols }: Transpose<u16>) {
     const STEPS: usize = (TILE / STEP) as usize;
     let (tx, ty) = (thread::thread_idx_x(), thread::thread_idx_y());

@@ -81,6 +81,14 @@ fn launch_bounds_and_shared_memory_are_as_declared() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// A kernel that states no number of blocks per multiprocessor gets more registers by the driver's linker than by its compiler, and so is
+/// loaded by the latter, which compiles one module at a time and lets every other call wait.
+#[test]
+fn every_kernel_states_its_blocks() {
+    let open: Vec<_> = specs().filter(|spec| spec.min_blocks == 0).map(|spec| spec.name).collect();
+    assert!(open.is_empty(), "without min_blocks: {open:?}");
+}
+
 /// The convergence trap: a shuffle that LLVM copied into both arms of a branch shows as one too many.
 #[test]
 fn no_shuffle_was_duplicated() {

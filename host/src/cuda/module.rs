@@ -129,8 +129,8 @@ impl Modules {
         agree_all(&text, self.slots_of(name).map(|slot| &slot.info))?;
         let module = {
             let _compiling = Compiling::begin();
-            // where a kernel leaves the number of registers open, the linker takes more of them than the driver's compiler; the virtual GPU
-            // has no compiler
+            // where a kernel leaves the number of registers open, as others' may, the linker takes more of them than the driver's compiler;
+            // the virtual GPU has no compiler
             let is_bounded = self.slots_of(name).all(|slot| slot.info.min_blocks > 0);
             match is_bounded && driver::backend() != Some(driver::Backend::Virtual) {
                 true => load_linked(&text)?,
@@ -198,8 +198,8 @@ impl Drop for Linker {
 /// Loads PTX text that calls nothing outside it, compiled by the driver's linker: unlike [`load_ptx`] it compiles on several threads at
 /// once, and other calls of the driver go on meanwhile. (Driver 580 on an H200, 48 kernels: 13.4 s by one thread, 2.4 by eight, 1.6 by
 /// sixteen; by `load_ptx` 13.5 and 14.3 s, and an allocation waited up to 4.4 s.) The driver's cache has the result of either. Registers
-/// are those of `load_ptx` for kernels with a number of blocks per multiprocessor (`min_blocks`); of 221 others 162 had up to twice as
-/// many. An error contains the compiler's log.
+/// are those of `load_ptx`, or as many as let the same number of blocks be resident, for kernels that state one (`min_blocks`); others have
+/// up to twice as many. An error contains the compiler's log.
 fn load_linked(ptx: &str) -> Result<sys::CUmodule> {
     ensure_alive("cuLinkCreate")?;
     let (text, mut log, mut state) = (terminated(ptx)?, Log::new(), ptr::null_mut());

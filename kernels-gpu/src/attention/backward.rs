@@ -840,7 +840,7 @@ macro_rules! kernels {
 
             /// # Safety
             /// As the kernel of queries, with [`Sums`]; the kernel of keys has run.
-            #[kernel(block = SUM_THREADS)]
+            #[kernel(block = SUM_THREADS, min_blocks = 5)]
             pub unsafe fn $sum(p: Sums<$ty>) {
                 // SAFETY: this kernel's contract is the body's.
                 unsafe { sum_parts(p) }

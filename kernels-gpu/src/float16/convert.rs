@@ -102,7 +102,7 @@ macro_rules! conversions {
             ///
             /// # Safety
             /// [`Encode`] constrains the pointers, which are valid on the launching stream; count ≤ 2³¹.
-            #[kernel(block = THREADS, module = concat!("float16_e", $bits))]
+            #[kernel(block = THREADS, min_blocks = 8, module = concat!("float16_e", $bits))]
             pub unsafe fn $encode(p: Encode) {
                 // SAFETY: this kernel's contract is the body's.
                 unsafe { encode(p, |value| Float16::<$bits>::from_f32(value).0) }
@@ -112,7 +112,7 @@ macro_rules! conversions {
             ///
             /// # Safety
             /// As the encoding kernel.
-            #[kernel(block = THREADS, module = concat!("float16_e", $bits))]
+            #[kernel(block = THREADS, min_blocks = 8, module = concat!("float16_e", $bits))]
             pub unsafe fn $saturating(p: Encode) {
                 // SAFETY: this kernel's contract is the body's.
                 unsafe { encode(p, |value| Float16::<$bits>::from_f32_saturating(value).0) }
@@ -122,7 +122,7 @@ macro_rules! conversions {
             ///
             /// # Safety
             /// [`Decode`] constrains the pointers, which are valid on the launching stream; count ≤ 2³¹.
-            #[kernel(block = THREADS, module = concat!("float16_e", $bits))]
+            #[kernel(block = THREADS, min_blocks = 8, module = concat!("float16_e", $bits))]
             pub unsafe fn $decode(p: Decode) {
                 // SAFETY: this kernel's contract is the body's.
                 unsafe { decode(p, |code| Float16::<$bits>(code).to_f32()) }

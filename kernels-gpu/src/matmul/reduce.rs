@@ -71,7 +71,7 @@ macro_rules! kernels {
             ///
             /// # Safety
             /// [`Reduce`] constrains the pointers, which are valid on the launching stream.
-            #[kernel(block = THREADS, module = "matmul_reduce")]
+            #[kernel(block = THREADS, min_blocks = 6, module = "matmul_reduce")]
             pub unsafe fn $name(p: Reduce<$C>) {
                 // SAFETY: the parameters and the grid fulfil the body's contract.
                 unsafe { reduce(p) }

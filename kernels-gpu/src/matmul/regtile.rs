@@ -640,7 +640,7 @@ pub mod strided {
                 ///
                 /// # Safety
                 /// [`AnyStrides`] constrains the pointers, which are valid on the launching stream, and the numbers.
-                #[kernel(block = THREADS, module = stringify!($name), shared(shared: [f32; SHARED / 4]))]
+                #[kernel(block = THREADS, min_blocks = 4, module = stringify!($name), shared(shared: [f32; SHARED / 4]))]
                 pub unsafe fn $name(p: AnyStrides<$A, $B, $C>) {
                     let tid = thread::thread_idx_x();
                     let product = product!(p);

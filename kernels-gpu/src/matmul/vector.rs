@@ -419,7 +419,7 @@ macro_rules! kernels {
             ///
             /// # Safety
             /// [`Nn`] constrains the pointers, which are valid on the launching stream, and the numbers.
-            #[kernel(block = THREADS, module = stringify!($nn), shared(sums: [f32; WARPS * NN_COLUMNS]))]
+            #[kernel(block = THREADS, min_blocks = 8, module = stringify!($nn), shared(sums: [f32; WARPS * NN_COLUMNS]))]
             pub unsafe fn $nn(p: Nn<$nn_A, $nn_B, $nn_C>) {
                 // SAFETY: the parameters and the grid fulfil the body's contract, and all threads call it.
                 unsafe { nn(p, sums) }

@@ -93,7 +93,7 @@ macro_rules! decoders {
                 /// # Safety
                 /// [`Decode`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
                 #[kernel(
-                    name = concat!("quant_decode_", $name, "_f32"), block = THREADS, module = concat!("quant_decode_", $name)
+                    name = concat!("quant_decode_", $name, "_f32"), block = THREADS, min_blocks = 8, module = concat!("quant_decode_", $name)
                 )]
                 pub unsafe fn to_f32(p: Decode<f32>) {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
@@ -106,7 +106,7 @@ macro_rules! decoders {
                 /// # Safety
                 /// As the kernel to f32.
                 #[kernel(
-                    name = concat!("quant_decode_", $name, "_f16"), block = THREADS, module = concat!("quant_decode_", $name)
+                    name = concat!("quant_decode_", $name, "_f16"), block = THREADS, min_blocks = 8, module = concat!("quant_decode_", $name)
                 )]
                 pub unsafe fn to_f16(p: Decode<F16>) {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };

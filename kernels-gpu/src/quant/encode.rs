@@ -196,7 +196,7 @@ unsafe fn encode_rows<T: Element>(EncodeRows { quants, scales, x, rows, cols, k 
 ///
 /// # Safety
 /// [`EncodeRows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
-#[kernel(block = THREADS, module = "quant_encode_rows", shuffles = 6)]
+#[kernel(block = THREADS, min_blocks = 8, module = "quant_encode_rows", shuffles = 6)]
 pub unsafe fn quant_encode_rows_f32(p: EncodeRows<f32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { encode_rows(p) }
@@ -206,7 +206,7 @@ pub unsafe fn quant_encode_rows_f32(p: EncodeRows<f32>) {
 ///
 /// # Safety
 /// As [`quant_encode_rows_f32`].
-#[kernel(block = THREADS, module = "quant_encode_rows", shuffles = 6)]
+#[kernel(block = THREADS, min_blocks = 8, module = "quant_encode_rows", shuffles = 6)]
 pub unsafe fn quant_encode_rows_f16(p: EncodeRows<F16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { encode_rows(p) }

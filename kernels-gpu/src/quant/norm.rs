@@ -45,7 +45,7 @@ pub const KERNELS: &[KernelInfo] = &[quant_rms_norm_f32.info()];
 ///
 /// # Safety
 /// [`Norm`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
-#[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), module = "quant_encode_rows", shuffles = 29)]
+#[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; ROW_WARPS]), module = "quant_encode_rows", shuffles = 29)]
 pub unsafe fn quant_rms_norm_f32(Norm { quants, scales, x, weight, cols, k, eps }: Norm) {
     let row = thread::block_idx_x() as usize;
     let (tid, threads) = (thread::thread_idx_x(), thread::block_dim_x());

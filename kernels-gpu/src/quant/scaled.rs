@@ -84,7 +84,7 @@ pub fn scale_of(values: &[f32; BLOCK], given: f32) -> f32 {
 ///
 /// # Safety
 /// [`EncodeScaled`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
-#[kernel(block = THREADS, module = "quant_scaled")]
+#[kernel(block = THREADS, min_blocks = 5, module = "quant_scaled")]
 pub unsafe fn quant_encode_scaled_q8_0(p: EncodeScaled) {
     // SAFETY: x is as `EncodeScaled` says; the block lies inside quants and both arrays of scales.
     unsafe {
@@ -109,7 +109,7 @@ pub unsafe fn quant_encode_scaled_q8_0(p: EncodeScaled) {
 ///
 /// # Safety
 /// As [`quant_encode_scaled_q8_0`].
-#[kernel(block = THREADS, module = "quant_scaled")]
+#[kernel(block = THREADS, min_blocks = 5, module = "quant_scaled")]
 pub unsafe fn quant_encode_scaled_q4_0(p: EncodeScaled) {
     // SAFETY: x is as `EncodeScaled` says; the block lies inside quants and both arrays of scales.
     unsafe {
@@ -170,7 +170,7 @@ macro_rules! backward_kernels {
         /// # Safety
         /// [`ScaledBackward`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values; there is
         /// a row.
-        #[kernel(block = THREADS, module = "quant_scaled", shuffles = 3)]
+        #[kernel(block = THREADS, min_blocks = 8, module = "quant_scaled", shuffles = 3)]
         pub unsafe fn $name(p: ScaledBackward) {
             // SAFETY: this kernel's contract is the body's.
             unsafe { backward::<$q4_0>(p) }

@@ -27,7 +27,7 @@ pub struct StraightThrough {
 ///
 /// # Safety
 /// [`StraightThrough`] constrains the pointers, which are valid on the launching stream.
-#[kernel(block = THREADS)]
+#[kernel(block = THREADS, min_blocks = 8)]
 pub unsafe fn quant_straight_through_f32(StraightThrough { dx, dy, x, count, limit }: StraightThrough) {
     let i = thread::index_1d();
     if i >= count {

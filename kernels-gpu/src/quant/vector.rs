@@ -606,6 +606,18 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize, const MR: usize>(
 /// Rows of x and rows of w per warp of the variants, in the order of [`VECTOR`].
 const VARIANTS: [(u32, u32); 4] = [(2, 4), (4, 2), (8, 2), (16, 2)];
 
+/// Blocks of a multiprocessor for which ptxas keeps registers free, in a kernel for so many rows of x. For two and four rows they are those
+/// that it finds by itself; for eight it would choose too few registers, and spill.
+const fn min_blocks<W: Weights>(rows: u32) -> u32 {
+    match (rows, W::WHOLE) {
+        (2, false) => 6,
+        (4, false) => 8,
+        (2 | 8, _) => 3,
+        (4, true) => 4,
+        _ => 2,
+    }
+}
+
 macro_rules! vectors {
     ($($format:ident $file:ident $name:literal $($ggml:ident)?;)*) => {
         /// By format.
@@ -671,11 +683,10 @@ macro_rules! vectors {
                     }
                 }
 
-                // ptxas by default chooses too few registers for eight rows of x, and spills
-                vectors! { @ vector2 $format $name "quant_vector2_" 0 0 }
-                vectors! { @ vector4 $format $name "quant_vector4_" 1 0 }
-                vectors! { @ vector8 $format $name "quant_vector8_" 2 3 }
-                vectors! { @ vector16 $format $name "quant_vector16_" 3 2 }
+                vectors! { @ vector2 $format $name "quant_vector2_" 0 }
+                vectors! { @ vector4 $format $name "quant_vector4_" 1 }
+                vectors! { @ vector8 $format $name "quant_vector8_" 2 }
+                vectors! { @ vector16 $format $name "quant_vector16_" 3 }
             })*
         }
 
@@ -700,12 +711,12 @@ macro_rules! vectors {
             kernels::$file::vector16.info(),
         )*];
     };
-    (@ $kernel:ident $format:ident $name:literal $begin:literal $variant:literal $blocks:literal) => {
+    (@ $kernel:ident $format:ident $name:literal $begin:literal $variant:literal) => {
         /// # Safety
         /// [`Product`] constrains the pointers, which are valid on the launching stream; 1 ≤ m ≤ the variant's rows,
         /// and 9 ≤ m for that of 16.
         #[kernel(
-            name = concat!($begin, $name), block = THREADS, min_blocks = $blocks,
+            name = concat!($begin, $name), block = THREADS, min_blocks = min_blocks::<$format>(VARIANTS[$variant].0),
             shuffles = Spread::<{ (VARIANTS[$variant].0 * VARIANTS[$variant].1) as usize }>::SHUFFLES,
             module = concat!("quant_vector_", $name)
         )]

@@ -51,7 +51,7 @@ pub struct ChooseTiles {
 ///
 /// # Safety
 /// [`ChooseTiles`] constrains the pointers, which are valid on the launching stream, and the numbers.
-#[kernel(block = 32, module = "attention_choose_tiles", shuffles = 50, shared(held: [f32; HELD]))]
+#[kernel(block = 32, min_blocks = 16, module = "attention_choose_tiles", shuffles = 50, shared(held: [f32; HELD]))]
 pub unsafe fn attention_choose_tiles(p: ChooseTiles) {
     let (head, block, lane) = (thread::block_idx_x(), thread::block_idx_y(), thread::thread_idx_x());
     let at = head * thread::grid_dim_y() + block;

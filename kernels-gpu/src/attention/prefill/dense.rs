@@ -357,7 +357,7 @@ macro_rules! merge_kernels {
         ///
         /// # Safety
         /// [`PrefillMerge`] constrains the pointers, which are valid on the launching stream, and the numbers.
-        #[kernel(block = THREADS, module = "attention_prefill_merge")]
+        #[kernel(block = THREADS, min_blocks = 16, module = "attention_prefill_merge")]
         pub unsafe fn $name(p: PrefillMerge<$t>) {
             // SAFETY: this kernel's contract is the body's.
             unsafe { merge_parts(p) }

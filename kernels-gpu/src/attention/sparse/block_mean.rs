@@ -63,7 +63,7 @@ macro_rules! kernels {
             ///
             /// # Safety
             /// [`BlockMean`] constrains the pointers, which are valid on the launching stream, and the numbers.
-            #[kernel(block = THREADS, module = "attention_block_mean")]
+            #[kernel(block = THREADS, min_blocks = 16, module = "attention_block_mean")]
             pub unsafe fn $name(p: BlockMean<$t>) {
                 // SAFETY: the parameters and the grid fulfil the body's contract.
                 unsafe { block_mean(p) }

@@ -329,7 +329,7 @@ macro_rules! combine_kernels {
         /// # Safety
         /// [`Combine`] constrains the pointers, which are valid on the launching stream, and the numbers; launched as
         /// [`Kernels::combine`](super::Kernels::combine) says.
-        #[kernel(block = THREADS, module = "attention_sparse_combine")]
+        #[kernel(block = THREADS, min_blocks = 10, module = "attention_sparse_combine")]
         pub unsafe fn $name(p: Combine<$t>) {
             // SAFETY: the parameters and the grid fulfil the body's contract.
             unsafe { combine(p) }

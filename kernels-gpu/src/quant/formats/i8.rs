@@ -57,7 +57,7 @@ impl Weights for I8 {
 ///
 /// # Safety
 /// [`Encode`] constrains the pointers, which are valid on the launching stream.
-#[kernel(name = "quant_encode_i8", block = THREADS, shared(scratch: [u32; WARPS]), shuffles = 5)]
+#[kernel(name = "quant_encode_i8", block = THREADS, min_blocks = 8, shared(scratch: [u32; WARPS]), shuffles = 5)]
 pub unsafe fn encode(Encode { quants, scales, x, cols, k, .. }: Encode) {
     let (row, tid) = (thread::block_idx_x() as usize, thread::thread_idx_x());
     // SAFETY: one block per row, so the row is inside all arrays; all threads are at the reduction.

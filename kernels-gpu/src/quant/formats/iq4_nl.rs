@@ -46,7 +46,7 @@ impl Weights for Iq4Nl {
 ///
 /// # Safety
 /// [`Encode`] constrains the pointers, which are valid on the launching stream, and the grid.
-#[kernel(name = "quant_encode_iq4_nl", block = THREADS)]
+#[kernel(name = "quant_encode_iq4_nl", block = THREADS, min_blocks = 2)]
 pub unsafe fn encode(Encode { quants, scales, x, rows, cols, k }: Encode) {
     // SAFETY: x is as `Encode` says; the block is inside quants and scales.
     unsafe {

@@ -129,7 +129,7 @@ impl Weights for Iq4Xs {
 ///
 /// # Safety
 /// [`Encode`] constrains the pointers, which are valid on the launching stream, and the grid.
-#[kernel(name = "quant_encode_iq4_xs", block = THREADS, shuffles = 12)]
+#[kernel(name = "quant_encode_iq4_xs", block = THREADS, min_blocks = 2, shuffles = 12)]
 pub unsafe fn encode(Encode { quants, scales, x, rows, cols, k }: Encode) {
     // SAFETY: x is as `Encode` says; what is written is inside quants and scales. All lanes are at the shuffles.
     unsafe {

@@ -127,7 +127,7 @@ impl Weights for Mxfp4 {
 ///
 /// # Safety
 /// [`Encode`] constrains the pointers, which are valid on the launching stream, and the grid.
-#[kernel(name = "quant_encode_mxfp4", block = THREADS)]
+#[kernel(name = "quant_encode_mxfp4", block = THREADS, min_blocks = 5)]
 pub unsafe fn encode(Encode { quants, scales, x, rows, cols, k }: Encode) {
     // SAFETY: x is as `Encode` says; the block is inside quants and scales.
     unsafe {

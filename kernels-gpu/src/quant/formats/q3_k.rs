@@ -222,7 +222,7 @@ impl Weights for Q3K {
 ///
 /// # Safety
 /// [`Encode`] constrains the pointers, which are valid on the launching stream, and the grid.
-#[kernel(name = "quant_encode_q3_k", block = THREADS, shuffles = 17)]
+#[kernel(name = "quant_encode_q3_k", block = THREADS, min_blocks = 2, shuffles = 17)]
 pub unsafe fn encode(Encode { quants, scales, x, rows, cols, k }: Encode) {
     // SAFETY: x is as `Encode` says; what is written is inside quants and scales. All lanes are at the shuffles.
     unsafe {

@@ -74,7 +74,7 @@ impl Weights for Q4_0 {
 ///
 /// # Safety
 /// [`Encode`] constrains the pointers, which are valid on the launching stream, and the grid.
-#[kernel(name = "quant_encode_q4_0", block = THREADS)]
+#[kernel(name = "quant_encode_q4_0", block = THREADS, min_blocks = 5)]
 pub unsafe fn encode(Encode { quants, scales, x, rows, cols, k }: Encode) {
     // SAFETY: x is as [`Encode`] says; the block is inside quants and scales.
     unsafe {

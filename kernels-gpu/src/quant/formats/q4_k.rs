@@ -285,7 +285,7 @@ pub(super) unsafe fn super_block<const MAX: i32>(values: &[f32; BLOCK], j: u32) 
 ///
 /// # Safety
 /// [`Encode`] constrains the pointers, which are valid on the launching stream, and the grid.
-#[kernel(name = "quant_encode_q4_k", block = THREADS, shuffles = 23)]
+#[kernel(name = "quant_encode_q4_k", block = THREADS, min_blocks = 1, shuffles = 23)]
 pub unsafe fn encode(Encode { quants, scales, x, rows, cols, k }: Encode) {
     // SAFETY: x is as `Encode` says; what is written is inside quants and scales. All lanes are at the shuffles.
     unsafe {

@@ -128,7 +128,7 @@ impl Weights for Q5K {
 ///
 /// # Safety
 /// [`Encode`] constrains the pointers, which are valid on the launching stream, and the grid.
-#[kernel(name = "quant_encode_q5_k", block = THREADS, shuffles = 25)]
+#[kernel(name = "quant_encode_q5_k", block = THREADS, min_blocks = 1, shuffles = 25)]
 pub unsafe fn encode(Encode { quants, scales, x, rows, cols, k }: Encode) {
     // SAFETY: x is as `Encode` says; what is written is inside quants and scales. All lanes are at the shuffles.
     unsafe {
