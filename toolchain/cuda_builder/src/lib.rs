@@ -30,6 +30,8 @@
 //!
 //! * `no_std`: there is no standard library on the GPU. `cuda_std` brings the panic handler: a panic ends the grid, and the
 //!   next synchronisation reports an error. Indexing with a bounds check compiles into such a panic; `get` does not.
+//!   A crate whose `src/lib.rs` does not name `no_std` gets this and the next attribute from `cuda_builder`, as with Rust-CUDA, and so do
+//!   crates that it depends on get `no_std`.
 //! * `feature(abi_ptx)`: the calling convention of kernels, to which `#[kernel]` changes the function. It is not stable;
 //!   `cuda_builder` lets a stable compiler take it for the GPU crate alone (by `RUSTC_BOOTSTRAP`). Inline PTX needs
 //!   `asm_experimental_arch` as well.
@@ -67,6 +69,7 @@ mod messages;
 mod options;
 pub mod ptx;
 mod remainder;
+mod shared;
 mod source_lines;
 mod target;
 mod toolchain;
@@ -255,12 +258,12 @@ impl CudaBuilder {
         };
         let (text, origin) = match (built, &self.prebuilt) {
             (Ok((raw, facts, toolchain)), _) => {
-                let finished =
-                    lower::lower(&raw, &facts).and_then(|raw| ptx::finish(&raw)).and_then(|text| {
-                        let text = if self.options.ftz { ftz::flush(&text) } else { text };
-                        ptx::check(&text, self.arch.sm(), self.isa_by(&toolchain))?;
-                        Ok(text)
-                    });
+                let lowered = lower::lower(&raw, &facts).and_then(|raw| shared::place(&raw));
+                let finished = lowered.and_then(|raw| ptx::finish(&raw)).and_then(|text| {
+                    let text = if self.options.ftz { ftz::flush(&text) } else { text };
+                    ptx::check(&text, self.arch.sm(), self.isa_by(&toolchain))?;
+                    Ok(text)
+                });
                 let text =
                     finished.map_err(|source| CudaBuilderError::BadPtx { path: ptx_path.clone(), source })?;
                 let by = toolchain.name.map(|name| format!(" by {name} (rustc {})", toolchain.version));
@@ -387,6 +390,12 @@ impl CudaBuilder {
             }
         }
         cargo.args(["--", "--emit=asm,llvm-ir"]);
+        let needs_attributes = needs_attributes(manifest);
+        if needs_attributes {
+            cargo.args(
+                ["abi_ptx", "asm_experimental_arch"].map(|name| format!("-Zcrate-attr=feature({name})")),
+            );
+        }
         for variable in HOST_ONLY {
             cargo.env_remove(variable);
         }
@@ -404,6 +413,10 @@ impl CudaBuilder {
             "-Zmir-enable-passes=-JumpThreading".to_owned(),
             "-Cllvm-args=-simplifycfg-max-small-block-size=0".to_owned(),
         ];
+        if needs_attributes {
+            // those that have it have it twice
+            flags.extend(["-Zcrate-attr=no_std", "-Aunused_attributes"].map(str::to_owned));
+        }
         flags.extend(self.options.rustc_arguments());
         cargo
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
@@ -423,6 +436,12 @@ impl CudaBuilder {
         }
         Ok(cargo)
     }
+}
+
+/// Whether the crate says nothing of `no_std`, as kernel crates of Rust-CUDA don't: there it and what it depends on get it from the builder.
+fn needs_attributes(manifest: &Path) -> bool {
+    fs::read_to_string(manifest.with_file_name("src").join("lib.rs"))
+        .is_ok_and(|text| !text.contains("no_std"))
 }
 
 /// The variable that asks for the prebuilt PTX.

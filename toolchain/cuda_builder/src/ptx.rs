@@ -45,6 +45,11 @@ pub enum PtxError {
     /// `%` of floats in this function is in a form for which there is no exact one.
     #[error("`{0}`: a remainder (`%`) of floats can't be made exact; compute it in a function of its own")]
     Remainder(String),
+    /// The address of such a static was taken by `&raw`: it is not in shared memory.
+    #[error(
+        "the address of the static {0} in shared memory is taken by `&raw`; take that of an element, or use shared_array!"
+    )]
+    SharedAddress(String),
     /// An atomic operation whose ordering the architecture does not have, and which was compiled without fences.
     #[error(
         "`{function}`: no fences for the ordering of `{operation}`; install the component rust-src, or use Relaxed and fences of cuda_std::thread"

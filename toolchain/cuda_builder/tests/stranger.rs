@@ -103,6 +103,22 @@ fn the_documented_project_builds_and_runs() {
     assert!(project.ptx().contains(".entry plus("), "a change of the kernels reaches the PTX");
 }
 
+/// Kernel crates of Rust-CUDA say nothing of `no_std`.
+#[test]
+fn a_crate_without_attributes_gets_them() {
+    if no_sources() {
+        return;
+    }
+    let project = Project::new("attributes");
+    let attributes = "#![cfg_attr(target_arch = \"nvptx64\", no_std, feature(abi_ptx))]\n";
+    project.edit("kernels/src/lib.rs", attributes, "");
+    let (ok, stdout, stderr) = run(&mut project.cargo());
+    assert!(ok, "{stderr}");
+    assert_eq!(stdout, "kernels: 1, built from source");
+    assert_eq!(warnings(&stderr), [""; 0], "{stderr}");
+    assert!(project.ptx().contains(".entry add("));
+}
+
 #[test]
 fn the_manifest_may_rename_and_move_the_library() {
     if no_sources() {

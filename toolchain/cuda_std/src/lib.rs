@@ -53,8 +53,10 @@ mod shared_pointer;
 pub mod thread;
 pub mod warp;
 
-pub use cuda_std_macros::{KernelParams, gpu_only, inlined, kernel};
+pub use cuda_std_macros::{KernelParams, address_space, gpu_only, inlined, kernel};
 pub use float::GpuFloat;
+#[cfg(feature = "glam")]
+pub use glam;
 pub use launch::{KernelInfo, KernelParams, KernelSpec};
 pub use pointer::{DevicePtr, DevicePtrMut};
 
@@ -62,7 +64,7 @@ pub use pointer::{DevicePtr, DevicePtrMut};
 pub mod prelude {
     pub use crate::butterfly::{Butterfly, Max, MaxOrNan, Min, Or, Sum};
     pub use crate::constant::Constant;
-    pub use crate::{DevicePtr, DevicePtrMut, KernelParams, inlined, kernel, thread, warp};
+    pub use crate::{DevicePtr, DevicePtrMut, KernelParams, address_space, inlined, kernel, thread, warp};
 }
 
 /// A panic ends the grid: with an illegal-instruction error at the next synchronisation and no message, or with the features

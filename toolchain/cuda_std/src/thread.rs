@@ -50,6 +50,48 @@ pub fn index_1d() -> u32 {
     block_idx_x() * block_dim_x() + thread_idx_x()
 }
 
+#[cfg(feature = "glam")]
+mod vectors {
+    use super::*;
+    use glam::{UVec2, UVec3};
+
+    macro_rules! vector {
+        ($($(#[$doc:meta])* $name:ident = $x:ident, $y:ident, $z:ident;)*) => {$(
+            $(#[$doc])*
+            #[inline(always)]
+            pub fn $name() -> UVec3 {
+                UVec3::new($x(), $y(), $z())
+            }
+        )*};
+    }
+
+    vector! {
+        /// `threadIdx`
+        thread_idx = thread_idx_x, thread_idx_y, thread_idx_z;
+        /// `blockIdx`
+        block_idx = block_idx_x, block_idx_y, block_idx_z;
+        /// `blockDim`
+        block_dim = block_dim_x, block_dim_y, block_dim_z;
+        /// `gridDim`
+        grid_dim = grid_dim_x, grid_dim_y, grid_dim_z;
+    }
+
+    /// This thread's indices along x and y over the whole grid.
+    #[inline(always)]
+    pub fn index_2d() -> UVec2 {
+        index_3d().truncate()
+    }
+
+    /// This thread's indices over the whole grid.
+    #[inline(always)]
+    pub fn index_3d() -> UVec3 {
+        block_idx() * block_dim() + thread_idx()
+    }
+}
+
+#[cfg(feature = "glam")]
+pub use vectors::*;
+
 /// Threads in a warp: 32 on every NVIDIA GPU so far.
 #[inline(always)]
 pub fn warp_size() -> u32 {

@@ -1,11 +1,14 @@
-//! The macros of `cuda_std`: [`macro@kernel`], [`macro@KernelParams`], [`macro@gpu_only`] and [`macro@inlined`].
+//! The macros of `cuda_std`: [`macro@kernel`], [`macro@address_space`], [`macro@KernelParams`], [`macro@gpu_only`] and [`macro@inlined`].
 
+mod address_space;
 mod kernel;
 mod params;
 
 use proc_macro::TokenStream;
 use quote::{ToTokens, quote};
-use syn::{DeriveInput, Error, ImplItem, Item, ItemFn, TraitItem, parse_macro_input, parse_quote};
+use syn::{
+    DeriveInput, Error, Ident, ImplItem, Item, ItemFn, ItemStatic, TraitItem, parse_macro_input, parse_quote,
+};
 
 /// Makes a function a GPU kernel: on `nvptx64` it becomes a PTX entry under its own name; elsewhere it stays an
 /// ordinary function, so that the host can type-check and lint it.
@@ -46,6 +49,20 @@ pub fn kernel(attributes: TokenStream, item: TokenStream) -> TokenStream {
 pub fn kernel_params(item: TokenStream) -> TokenStream {
     let input = parse_macro_input!(item as DeriveInput);
     params::expand(input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+/// `#[address_space(shared)]` puts a `static mut` into the shared memory of the block: `static mut TILE: [f32; 256] = [0.0; 256];`.
+///
+/// The initial value is not written: the contents are undefined at first. All that names the static is `unsafe` and means the block's
+/// own array: `TILE[i]`, or methods of the array. Its address by `&raw mut TILE` is another, and `cuda_builder` refuses the kernel; take
+/// that of an element. On the GPU the crate needs `feature(asm_experimental_arch)`.
+///
+/// `#[address_space(global)]` is an ordinary static. Constant memory is declared by `cuda_std::constant!`.
+#[proc_macro_attribute]
+pub fn address_space(space: TokenStream, item: TokenStream) -> TokenStream {
+    let space = parse_macro_input!(space as Ident);
+    let item = parse_macro_input!(item as ItemStatic);
+    address_space::expand(&space, item).unwrap_or_else(Error::into_compile_error).into()
 }
 
 /// Keeps a function's body for the GPU; elsewhere calling it panics with its name.
