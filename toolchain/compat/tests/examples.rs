@@ -13,7 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     vecadd(&module);
     gemm(&module);
     block_sums(&module);
-    println!("test result: ok. 3 passed; 0 failed");
+    turned(&module);
+    println!("test result: ok. 4 passed; 0 failed");
     Ok(())
 }
 
@@ -82,4 +83,23 @@ fn block_sums(module: &Arc<Module>) {
     let (from, to) = (buffer(&mut gpu, &x), buffer(&mut gpu, &[f32::NAN; 3]));
     launch(&mut gpu, module, "block_sums", [3, 1, 1], [256, 1, 1], &words(&[from, n as u64, to]));
     assert_eq!(read(&gpu, to, 3), x.chunks(256).map(|part| part.iter().sum()).collect::<Vec<f32>>());
+}
+
+/// Statics in shared memory are the block's, and each is its own; indices are vectors.
+fn turned(module: &Arc<Module>) {
+    const SIDE: usize = 24;
+    let x: Vec<u32> = (0..(SIDE * SIDE) as u32).map(|i| i * 7 % 1000).collect();
+    let mut gpu = Gpu::new(Config::default());
+    let bytes: Vec<u8> = x.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let (from, to) = (buffer(&mut gpu, &vec![0.0; x.len()]), buffer(&mut gpu, &vec![0.0; x.len()]));
+    gpu.write(from, &bytes).expect("allocated");
+    launch(&mut gpu, module, "turned", [3, 3, 1], [8, 8, 1], &words(&[from, x.len() as u64, to]));
+    let got: Vec<u32> = read(&gpu, to, x.len()).into_iter().map(f32::to_bits).collect();
+    for (i, got) in got.into_iter().enumerate() {
+        let (row, column) = (i / SIDE, i % SIDE);
+        let element = |at: usize| x[(row / 8 * 8 + at / 8) * SIDE + column / 8 * 8 + at % 8];
+        let at = row % 8 * 8 + column % 8;
+        let before = if at == 0 { 7 } else { element(at - 1) };
+        assert_eq!(got, element(63 - at) + 1000 * before, "element {i}");
+    }
 }

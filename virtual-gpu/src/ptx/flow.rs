@@ -8,7 +8,22 @@ const EXIT: u32 = u32::MAX;
 
 /// For each instruction the index where the paths that leave it meet, `u32::MAX` if only at the end.
 /// Only branches need it; other instructions hold `u32::MAX`.
+///
+/// A lane that exits is not waited for: where paths do not meet because some of them exit, the others meet as if these were not there. So ptxas
+/// for sm_61 places its `SSY`, for example around a bounds check whose failure ends the thread.
 pub(super) fn reconvergence(f: &Function) -> Vec<u32> {
+    let mut meets = post_dominators(f, &[Op::Ret, Op::Exit]);
+    if f.code.iter().any(|inst| inst.op == Op::Exit) {
+        let of_others = post_dominators(f, &[Op::Ret]);
+        for (meet, other) in meets.iter_mut().zip(of_others).filter(|(meet, _)| **meet == EXIT) {
+            *meet = other;
+        }
+    }
+    meets
+}
+
+/// As [`reconvergence`], where only paths that end with one of these instructions count. A trap ends the launch, so none of those does.
+fn post_dominators(f: &Function, last: &[Op]) -> Vec<u32> {
     let n = f.code.len();
     let mut leader = vec![false; n + 1];
     leader[0] = true;
@@ -36,15 +51,13 @@ pub(super) fn reconvergence(f: &Function) -> Vec<u32> {
     let mut successors: Vec<Vec<u32>> = Vec::with_capacity(count);
     for b in 0..count {
         let end = starts.get(b + 1).copied().unwrap_or(n);
-        let last = end - 1;
-        let inst = &f.code[last];
-        let mut out: Vec<u32> = targets(f, last)
+        let inst = &f.code[end - 1];
+        let mut out: Vec<u32> = targets(f, end - 1)
             .into_iter()
             .map(|t| if (t as usize) < n { block_of[t as usize] } else { exit })
             .collect();
         let leaves = ends(inst.op);
-        // A trap ends the launch, so its path does not change where the others reconverge.
-        if leaves && inst.op != Op::Trap {
+        if leaves && last.contains(&inst.op) {
             out.push(exit);
         }
         let falls = !leaves && !matches!(inst.op, Op::Bra | Op::Brx) || inst.guard != NONE;

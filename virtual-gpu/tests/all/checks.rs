@@ -321,6 +321,18 @@ fn barriers_not_reached_by_all() {
     clean(64, "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\nbar.sync 3, 64;\nbra E;\nA:\nbar.arrive 3, 64;\nE:");
 }
 
+/// Lanes that exit are not waited for: the others of both arms meet before the barrier, where ptxas for sm_61 has its reconvergence point too.
+#[test]
+fn arms_meet_though_some_of_their_lanes_may_exit() {
+    let code = "setp.lt.u32 %p1, %r1, 5;\n@%p1 bra A;\nsetp.gt.u32 %p2, %r1, 99;\n@%p2 bra X;\nadd.u32 %r4, %r1, 1;\nbra B;\n\
+        A:\nadd.u32 %r4, %r1, 2;\nB:\nbar.sync 0;\nbra E;\nX:\nexit;\nE:";
+    clean(32, code);
+    // Where all paths exit, they do not meet: each arm comes to the barrier alone.
+    let apart = code.replace("B:\nbar.sync 0;\nbra E;", "bar.sync 0;\nexit;\nB:\nbar.sync 0;\nexit;");
+    let f = run(32, &apart).unwrap_err();
+    assert_eq!(f.kind, FindingKind::BarrierDivergence, "{f}");
+}
+
 #[test]
 fn shuffles_without_convergence() {
     let branch = "setp.lt.u32 %p1, %r1, 16;\n@%p1 bra A;\nadd.u32 %r5, %r1, 1;\nshfl.sync.bfly.b32 %r4, %r5, 1, 31, -1;\nbra E;\nA:\nadd.u32 %r5, %r1, 2;\nshfl.sync.bfly.b32 %r4, %r5, 1, 31, -1;\nE:";

@@ -1,7 +1,7 @@
 //! What Rust-CUDA's examples compute, written with the names that both have: a sum of vectors, a product of matrices by tiles in
 //! shared memory, and a sum of all elements by blocks.
 
-use cuda_std::{kernel, shared_array, thread};
+use cuda_std::{address_space, kernel, shared_array, thread};
 
 /// Rows and columns of a tile.
 const TILE: usize = 16;
@@ -94,5 +94,44 @@ pub unsafe fn block_sums(x: &[f32], sums: *mut f32) {
         if t == 0 {
             *sums.add(thread::block_idx_x() as usize) = *shared;
         }
+    }
+}
+
+/// Each block of 8 × 8 turned over, by two statics in shared memory, one of which a function has.
+///
+/// # Safety
+/// `to` has as many elements as `from`, which is a square of whole blocks; launched with a thread for each element.
+#[kernel]
+pub unsafe fn turned(from: &[u32], to: *mut u32) {
+    #[address_space(shared)]
+    static mut TILE: [u32; 64] = [0; 64];
+
+    /// The x of the thread before.
+    ///
+    /// # Safety
+    /// All threads of the block call it.
+    unsafe fn carried(x: u32, at: usize) -> u32 {
+        #[address_space(shared)]
+        static mut TILE: [u32; 65] = [0; 65];
+        // SAFETY: `at` is below 64, each thread writes its own element, and a barrier is between writes and reads.
+        unsafe {
+            TILE[at + 1] = x;
+            if at == 0 {
+                TILE[0] = 7;
+            }
+            thread::sync_threads();
+            TILE[at]
+        }
+    }
+
+    let (place, size) = (thread::index_2d(), thread::grid_dim() * thread::block_dim());
+    let at = (thread::thread_idx().y * 8 + thread::thread_idx().x) as usize;
+    let i = (place.y * size.x + place.x) as usize;
+    // SAFETY: `at` is below 64, each thread writes its own element, and a barrier is between writes and reads; `i` is below the length.
+    unsafe {
+        TILE[at] = from.get(i).copied().unwrap_or(0);
+        let before = carried(TILE[at], at);
+        thread::sync_threads();
+        *to.add(i) = TILE[63 - at] + 1000 * before;
     }
 }
