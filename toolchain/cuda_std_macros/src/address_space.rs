@@ -77,7 +77,7 @@ fn shared(item: ItemStatic) -> syn::Result<TokenStream> {
             impl ::core::ops::DerefMut for #of {
                 #[inline(always)]
                 fn deref_mut(&mut self) -> &mut #ty {
-                    // SAFETY: as above.
+                    // SAFETY: the static is `mut`: whoever names it keeps others from reading or writing the element meanwhile.
                     unsafe { &mut *Self::address() }
                 }
             }

@@ -56,11 +56,10 @@ fn post_dominators(f: &Function, last: &[Op]) -> Vec<u32> {
             .into_iter()
             .map(|t| if (t as usize) < n { block_of[t as usize] } else { exit })
             .collect();
-        let leaves = ends(inst.op);
-        if leaves && last.contains(&inst.op) {
+        if last.contains(&inst.op) {
             out.push(exit);
         }
-        let falls = !leaves && !matches!(inst.op, Op::Bra | Op::Brx) || inst.guard != NONE;
+        let falls = !ends(inst.op) && !matches!(inst.op, Op::Bra | Op::Brx) || inst.guard != NONE;
         if falls {
             out.push(if end < n { block_of[end] } else { exit });
         }
