@@ -3,11 +3,13 @@
 //! All functions of the trait are called where the processor has AVX2, FMA and F16C; that is their contract.
 
 use super::Format;
-use crate::quant::blocks::BLOCK;
+use crate::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
 use std::arch::x86_64::*;
 
 /// Rows of w that are multiplied together.
 pub const ROWS: usize = 8;
+/// The factors of eight blocks of eight rows, a row in each lane: the steps, the minima or the second steps, and the minima of halves.
+pub type Steps = [[__m256; BLOCKS_PER_SUPER]; 4];
 /// Words of four quants of a block.
 const WORDS: usize = BLOCK / 4;
 
@@ -51,6 +53,34 @@ pub trait Avx2 {
         [_mm256_setzero_ps(); 2]
     }
 
+    /// The factors of the rows' eight blocks from number 8 · `group` on, as [`steps`](Self::steps) and [`minima`](Self::minima) have them.
+    ///
+    /// # Safety
+    /// As [`block`](Self::block).
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn steps_of_rows(scales: &[&[u8]; ROWS], group: usize, to: &mut Steps) {
+        let mut by_rows = [[_mm256_setzero_si256(); ROWS]; 4];
+        for (i, scales) in scales.iter().enumerate() {
+            // SAFETY: the processor's features: this function's contract.
+            let of_row = unsafe { Self::steps(scales, group) };
+            by_rows[0][i] = _mm256_castps_si256(of_row[0]);
+            by_rows[1][i] = _mm256_castps_si256(of_row[1]);
+            if Self::FACTORS == 4 {
+                // SAFETY: as above.
+                let of_row = unsafe { Self::minima(scales, group) };
+                by_rows[2][i] = _mm256_castps_si256(of_row[0]);
+                by_rows[3][i] = _mm256_castps_si256(of_row[1]);
+            }
+        }
+        for (to, by_rows) in to.iter_mut().zip(by_rows).take(Self::FACTORS) {
+            let by_blocks = transposed(by_rows);
+            for j in 0..BLOCKS_PER_SUPER {
+                to[j] = _mm256_castsi256_ps(by_blocks[j]);
+            }
+        }
+    }
+
     /// The sums of the products of blocks 2 · `pair` and 2 · `pair` + 1 of eight rows with two blocks of x: for each block the sums of
     /// its halves, or the whole sums in the first.
     ///
@@ -70,7 +100,7 @@ pub trait Avx2 {
                 // SAFETY: the processor's features: this function's contract.
                 *to = products(Self::SIGNED, unsafe { Self::block(row, 2 * pair + i) }, x[i]);
             }
-            sums[i] = sums_of_each(rows, Self::FORMAT.descriptor().halves);
+            sums[i] = sums_of_each(Self::SIGNED, rows, Self::FORMAT.descriptor().halves);
         }
         sums
     }
@@ -87,12 +117,16 @@ pub(super) fn products(signed: bool, quants: __m256i, x: __m256i) -> __m256i {
     }
 }
 
-/// The sums of each register's 16 products, one lane per register: per half, or all in the first.
+/// The sums of each register's 16 [`products`], one lane per register: per half, or all in the first. 16 bits hold two products of
+/// quants without a sign, which have six bits at most.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn sums_of_each(x: [__m256i; ROWS], in_halves: bool) -> [__m256i; 2] {
+pub(super) fn sums_of_each(signed: bool, x: [__m256i; ROWS], in_halves: bool) -> [__m256i; 2] {
     let ones = _mm256_set1_epi16(1);
-    let two = |i: usize| _mm256_hadd_epi32(_mm256_madd_epi16(x[i], ones), _mm256_madd_epi16(x[i + 1], ones));
+    let two = |i: usize| match signed {
+        true => _mm256_hadd_epi32(_mm256_madd_epi16(x[i], ones), _mm256_madd_epi16(x[i + 1], ones)),
+        false => _mm256_madd_epi16(_mm256_hadd_epi16(x[i], x[i + 1]), ones),
+    };
     let (a, b) = (_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6)));
     let halves = of_halves(a, b);
     match in_halves {
@@ -140,6 +174,59 @@ fn of_pair(a: __m256i, b: __m256i) -> [[__m256i; 2]; 2] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn of_halves(a: __m256i, b: __m256i) -> [__m256i; 2] {
     [_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)]
+}
+
+/// Transposes eight registers of eight words.
+///
+/// # Safety
+/// The processor has AVX2, FMA and F16C.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
+    let [a, b, c, d, e, f, g, h] = x;
+    let (first, second) = (transposed_lanes([a, b, c, d]), transposed_lanes([e, f, g, h]));
+    let low = |i: usize| _mm256_permute2x128_si256(first[i], second[i], 0x20);
+    let high = |i: usize| _mm256_permute2x128_si256(first[i], second[i], 0x31);
+    [low(0), low(1), low(2), low(3), high(0), high(1), high(2), high(3)]
+}
+
+/// Transposes the four words of each of four registers' halves.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn transposed_lanes([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
+    let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+    [
+        _mm256_unpacklo_epi64(ab, cd),
+        _mm256_unpackhi_epi64(ab, cd),
+        _mm256_unpacklo_epi64(ab_high, cd_high),
+        _mm256_unpackhi_epi64(ab_high, cd_high),
+    ]
+}
+
+/// The words of the 16 bytes from `from` on of eight rows.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn four_words(rows: &[&[u8]; ROWS], from: usize) -> [__m256i; 4] {
+    let mut lanes = [_mm256_setzero_si256(); 4];
+    for (row, to) in lanes.iter_mut().enumerate() {
+        let of = |row: usize| load_half(&rows[row][from..], 0);
+        *to = _mm256_set_m128i(of(row + ROWS / 2), of(row));
+    }
+    transposed_lanes(lanes)
+}
+
+/// The f16 in the low halves of the words, and in the high halves.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn two_halves(words: __m256i) -> [__m256; 2] {
+    let low = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
+    let packed = _mm256_packus_epi32(low, _mm256_srli_epi32::<16>(words));
+    let in_order = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
+    [_mm256_castsi256_si128(in_order), _mm256_extracti128_si256::<1>(in_order)].map(|halves| {
+        // SAFETY: this function has the features.
+        unsafe { _mm256_cvtph_ps(halves) }
+    })
 }
 
 /// The low nibbles of the bytes.

@@ -390,7 +390,7 @@ pub(super) mod on_host {
 pub(super) mod on_avx2 {
     use super::super::Format;
     use super::super::avx2::{
-        Avx2, ROWS, add_16, half, load, nibbles, nibbles_of, of_halves, products, word,
+        self, Avx2, ROWS, add_16, half, load, nibbles, nibbles_of, products, two_halves, word,
     };
     use super::super::avx512::{self, Avx512, Quants, ROWS as LANES, Steps, four_words, nibbles_of_pair};
     use super::Q4K;
@@ -428,6 +428,12 @@ pub(super) mod on_avx2 {
 
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn steps_of_rows(scales: &[&[u8]; ROWS], group: usize, to: &mut avx2::Steps) {
+            steps_of_eight_rows(scales, group, to);
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn sums_of_pair<const G: usize>(
             w: &[&[u8; G]; ROWS],
             pair: usize,
@@ -446,8 +452,27 @@ pub(super) mod on_avx2 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub fn products_of_pair(quants: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
-        let [low, high] = of_halves(products(false, quants[0], x[0]), products(false, quants[1], x[1]));
-        _mm256_add_epi16(low, high)
+        let (first, second) = (products(false, quants[0], x[0]), products(false, quants[1], x[1]));
+        let in_place = _mm256_blend_epi32::<0b1111_0000>(first, second);
+        _mm256_add_epi16(in_place, _mm256_permute2x128_si256(first, second, 0x21))
+    }
+
+    /// Steps and minima of eight rows.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub fn steps_of_eight_rows(scales: &[&[u8]; ROWS], group: usize, to: &mut avx2::Steps) {
+        let [d, low, high, rest] = avx2::four_words(scales, 16 * group);
+        let [d, d_min] = two_halves(d);
+        let bits = |words, bits| _mm256_and_si256(words, _mm256_set1_epi32(bits));
+        for (plane, own, rest, d) in [(0, low, rest, d), (1, high, _mm256_srli_epi32::<4>(rest), d_min)] {
+            // a byte for each block, as in `steps`
+            let upper = bits(_mm256_srli_epi32::<2>(own), 0x3030_3030);
+            let mut bytes = [bits(own, 0x3f3f_3f3f), _mm256_or_si256(bits(rest, 0x0f0f_0f0f), upper)];
+            for j in 0..8 {
+                to[plane][j] = _mm256_mul_ps(d, _mm256_cvtepi32_ps(bits(bytes[j / 4], 255)));
+                bytes[j / 4] = _mm256_srli_epi32::<8>(bytes[j / 4]);
+            }
+        }
     }
 
     /// Steps and minima of sixteen rows.

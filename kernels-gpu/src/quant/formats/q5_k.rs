@@ -239,11 +239,13 @@ pub(super) mod on_host {
 #[cfg(target_arch = "x86_64")]
 mod on_avx2 {
     use super::super::Format;
-    use super::super::avx2::{Avx2, ROWS, add_16_of_8, load, load_half, nibbles, nibbles_of, upper_bits};
+    use super::super::avx2::{
+        self, Avx2, ROWS, add_16_of_8, load, load_half, nibbles, nibbles_of, upper_bits,
+    };
     use super::super::avx512::{
         Avx512, Quants, ROWS as LANES, Steps, WORDS, four_words, nibbles_of_pair, with_upper,
     };
-    use super::super::q4_k::on_avx2::{products_of_pair, steps, steps_of_rows};
+    use super::super::q4_k::on_avx2::{products_of_pair, steps, steps_of_eight_rows, steps_of_rows};
     use super::Q5K;
     use std::arch::x86_64::*;
 
@@ -296,6 +298,12 @@ mod on_avx2 {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn steps(scales: &[u8], group: usize) -> [__m256; 2] {
             steps(scales, group)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn steps_of_rows(scales: &[&[u8]; ROWS], group: usize, to: &mut avx2::Steps) {
+            steps_of_eight_rows(scales, group, to);
         }
 
         #[inline]

@@ -371,12 +371,28 @@ mod on_host {
 #[cfg(target_arch = "x86_64")]
 mod on_avx2 {
     use super::super::Format;
-    use super::super::avx2::{Avx2, half, load_half, nibbles_of, upper_bits, word};
-    use super::super::avx512::{
-        Avx512, Quants, ROWS as LANES, WORDS, four_words, nibbles_of_pair, with_upper,
+    use super::super::avx2::{
+        Avx2, ROWS, Steps, half, load, load_half, nibbles, products, sums_of_each, two_halves, upper_bits,
+        word,
     };
+    use super::super::avx512::{Avx512, Quants, ROWS as LANES, WORDS, four_words, nibbles_of_pair, with_upper};
+    use super::super::avx2;
     use super::Q6K;
     use std::arch::x86_64::*;
+
+    /// Blocks 2 · `pair` and 2 · `pair` + 1 of a row, as [`Avx2::block`] gives them.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn blocks(row: &[u8], pair: usize) -> [__m256i; 2] {
+        let words = _mm256_castsi128_si256(load_half(&row[128..], pair));
+        let words = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3));
+        let of_first = upper_bits(words, _mm256_setr_epi32(0, 0, 2, 2, 0, 0, 2, 2), 3);
+        let of_second = upper_bits(words, _mm256_setr_epi32(4, 4, 6, 6, 4, 4, 6, 6), 3);
+        let bytes = load(row, pair);
+        // in two's complement, q + 32 is q with its highest bit flipped
+        let whole = |low, upper| _mm256_xor_si256(_mm256_or_si256(low, upper), _mm256_set1_epi8(32));
+        [whole(nibbles(bytes), of_first), whole(nibbles(_mm256_srli_epi16::<4>(bytes)), of_second)]
+    }
 
     impl Avx512 for Q6K {
         #[inline]
@@ -404,12 +420,38 @@ mod on_avx2 {
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
-            let words = _mm256_castsi128_si256(load_half(&row[128..], j / 2));
-            let words = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3));
-            let from = _mm256_setr_epi32(0, 0, 2, 2, 0, 0, 2, 2);
-            let upper = upper_bits(words, _mm256_add_epi32(from, _mm256_set1_epi32(j as i32 % 2 * 4)), 3);
-            // in two's complement, q + 32 is q with its highest bit flipped
-            _mm256_xor_si256(_mm256_or_si256(nibbles_of(row, j), upper), _mm256_set1_epi8(32))
+            blocks(row, j / 2)[j % 2]
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn sums_of_pair<const G: usize>(
+            w: &[&[u8; G]; ROWS],
+            pair: usize,
+            x: [__m256i; 2],
+        ) -> [[__m256i; 2]; 2] {
+            let mut sums = [[_mm256_setzero_si256(); ROWS]; 2];
+            for (i, row) in w.iter().enumerate() {
+                let [first, second] = blocks(*row, pair);
+                (sums[0][i], sums[1][i]) = (products(false, first, x[0]), products(false, second, x[1]));
+            }
+            [sums_of_each(false, sums[0], true), sums_of_each(false, sums[1], true)]
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn steps_of_rows(scales: &[&[u8]; ROWS], group: usize, to: &mut Steps) {
+            let words = avx2::four_words(scales, 20 * group);
+            let d = |row: usize| word(&scales[row][20 * group..], 4) as i32;
+            let d = _mm256_setr_epi32(d(0), d(1), d(2), d(3), d(4), d(5), d(6), d(7));
+            let [d, _] = two_halves(d);
+            let of = |byte: __m256i| _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(byte)));
+            for (i, pairs) in words.into_iter().enumerate() {
+                to[0][2 * i] = of(_mm256_slli_epi32::<24>(pairs));
+                to[1][2 * i] = of(_mm256_slli_epi32::<16>(pairs));
+                to[0][2 * i + 1] = of(_mm256_slli_epi32::<8>(pairs));
+                to[1][2 * i + 1] = of(pairs);
+            }
         }
 
         #[inline]

@@ -17,7 +17,7 @@ use crate::quant::Format;
 use crate::simd;
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
 use kernels_gpu::quant::formats;
-use kernels_gpu::quant::formats::avx2::{Avx2, load};
+use kernels_gpu::quant::formats::avx2::{Avx2, Steps, load, transposed};
 use std::arch::x86_64::*;
 
 pub(in crate::cpu::quant) use kernels_gpu::quant::formats::avx2::ROWS as TILE;
@@ -109,34 +109,6 @@ fn tiles_of<F: Avx2, const G: usize>(y: &mut [&mut [f32]], x: &PreparedRows, w: 
     }
 }
 
-/// The steps of eight blocks of each row, grouped by block, and their minima or second steps; then the minima of halves.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn steps_of_rows<F: Avx2>(scales: &[&[u8]; TILE], group: usize, to: &mut Steps) {
-    let mut by_rows = [[_mm256_setzero_si256(); TILE]; 4];
-    for (i, scales) in scales.iter().enumerate() {
-        // SAFETY: this function has the features.
-        let of_row = unsafe { F::steps(scales, group) };
-        by_rows[0][i] = _mm256_castps_si256(of_row[0]);
-        by_rows[1][i] = _mm256_castps_si256(of_row[1]);
-        if F::FACTORS == 4 {
-            // SAFETY: as above.
-            let of_row = unsafe { F::minima(scales, group) };
-            by_rows[2][i] = _mm256_castps_si256(of_row[0]);
-            by_rows[3][i] = _mm256_castps_si256(of_row[1]);
-        }
-    }
-    for (to, by_rows) in to.iter_mut().zip(by_rows).take(F::FACTORS) {
-        let by_blocks = transposed(by_rows);
-        for j in 0..BLOCKS_PER_SUPER {
-            to[j] = _mm256_castsi256_ps(by_blocks[j]);
-        }
-    }
-}
-
-/// The steps that [`steps_of_rows`] fills.
-type Steps = [[__m256; BLOCKS_PER_SUPER]; 4];
-
 /// The steps and minima of one block.
 #[inline]
 fn of_block(steps: &Steps, j: usize) -> [__m256; 4] {
@@ -151,7 +123,8 @@ fn tile<F: Avx2, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &Til
     acc.fill([0.0; TILE]);
     let mut steps: Steps = [[_mm256_setzero_ps(); BLOCKS_PER_SUPER]; 4];
     for group in 0..w.groups {
-        steps_of_rows::<F>(&w.scales, group, &mut steps);
+        // SAFETY: this function has the features.
+        unsafe { F::steps_of_rows(&w.scales, group, &mut steps) };
         let w = w.group(group);
         for j in 0..BLOCKS_PER_SUPER {
             let (b, steps) = (group * BLOCKS_PER_SUPER + j, of_block(&steps, j));
@@ -191,7 +164,8 @@ fn tile_of_one<F: Avx2, const G: usize>(to: &mut [f32; TILE], x: &[i8], factors:
     let groups = x.as_chunks::<{ BLOCKS_PER_SUPER * BLOCK }>().0.iter();
     let groups = groups.zip(factors.as_chunks::<BLOCKS_PER_SUPER>().0).take(w.groups).enumerate();
     for (group, (x, factors)) in groups {
-        steps_of_rows::<F>(&w.scales, group, &mut steps);
+        // SAFETY: this function has the features.
+        unsafe { F::steps_of_rows(&w.scales, group, &mut steps) };
         let w = w.group(group);
         let x: &[u8; BLOCKS_PER_SUPER * BLOCK] = bytemuck::cast_ref(x);
         for pair in 0..BLOCKS_PER_SUPER / 2 {
@@ -287,27 +261,6 @@ fn signed_sum(quants: &[[__m256i; 2]; WORDS], words: &[u32; 2 * WORDS]) -> __m25
 #[target_feature(enable = "avx2,fma,f16c")]
 fn widened(bytes: __m256i) -> [__m256i; 2] {
     [_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)]
-}
-
-/// Transposes eight registers of eight words.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
-    let [a, b, c, d, e, f, g, h] = x;
-    let pairs = |a, b, c, d| {
-        let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
-        let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
-        [
-            _mm256_unpacklo_epi64(ab, cd),
-            _mm256_unpackhi_epi64(ab, cd),
-            _mm256_unpacklo_epi64(ab_high, cd_high),
-            _mm256_unpackhi_epi64(ab_high, cd_high),
-        ]
-    };
-    let (first, second) = (pairs(a, b, c, d), pairs(e, f, g, h));
-    let low = |i: usize| _mm256_permute2x128_si256(first[i], second[i], 0x20);
-    let high = |i: usize| _mm256_permute2x128_si256(first[i], second[i], 0x31);
-    [low(0), low(1), low(2), low(3), high(0), high(1), high(2), high(3)]
 }
 
 #[inline]
