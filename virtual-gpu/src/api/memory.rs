@@ -29,7 +29,7 @@ fn no_capture(d: &Driver) -> Answer {
 }
 
 /// Checks a device range named in a call: it must be in one allocation, live or queued.
-fn device_range(d: &Driver, at: u64, bytes: u64) -> Answer {
+pub(super) fn device_range(d: &Driver, at: u64, bytes: u64) -> Answer {
     d.holder(at).memory.locate(at, bytes).map(|_| ()).map_err(memory_code)
 }
 
@@ -80,6 +80,7 @@ pub(super) struct Copy {
     src_pitch: u64,
     /// `cuMemcpyPeer`, which names both devices and needs no peer access: without it the driver copies through host memory.
     between: bool,
+    of_array: bool,
 }
 
 impl Copy {
@@ -89,7 +90,16 @@ impl Copy {
     }
 
     fn plain(dst: Place, src: Place, bytes: u64) -> Self {
-        Self { dst, src, width: bytes, rows: 1, dst_pitch: bytes, src_pitch: bytes, between: false }
+        Self {
+            dst,
+            src,
+            width: bytes,
+            rows: 1,
+            dst_pitch: bytes,
+            src_pitch: bytes,
+            between: false,
+            of_array: false,
+        }
     }
 
     fn work(self) -> Work {
@@ -118,6 +128,12 @@ fn check_places(d: &Driver, device: usize, c: &mut Copy) -> Answer {
     Ok(())
 }
 
+/// The answer to a copy of an array that would be a node of a graph.
+fn no_node_of_array() -> u32 {
+    crate::refusal::refuse("a copy of an array in a graph");
+    NOT_SUPPORTED
+}
+
 /// Queues a copy, and waits for it if `synchronous`.
 pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: bool) -> Answer {
     let d = &mut *guard;
@@ -130,6 +146,9 @@ pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: boo
     let mut blocks = synchronous;
     check_places(d, device, &mut c)?;
     let capturing = d.stream(stream)?.capture.is_some();
+    if capturing && c.of_array {
+        return Err(no_node_of_array());
+    }
     if synchronous {
         no_capture(d)?;
     } else if !capturing {
@@ -198,8 +217,30 @@ pub(super) fn set(mut guard: Guard, stream: CUstream, at: u64, value: u64, size:
     after_enqueue(guard)
 }
 
-/// One side of a copy of rows: type of memory, host or device address, bytes to skip in each row, rows to skip, pitch.
-type Side = (CUmemorytype, *const c_void, CUdeviceptr, usize, usize, usize);
+/// One side of a copy of rows: the type of memory, its address or array, and where in it the rows begin.
+#[derive(Clone, Copy)]
+pub(super) struct Side {
+    pub kind: CUmemorytype,
+    pub host: *const c_void,
+    pub device: CUdeviceptr,
+    pub array: CUarray,
+    /// Bytes to skip in each row, rows and slices to skip.
+    pub x: usize,
+    pub y: usize,
+    pub z: usize,
+    /// Bytes of a row and rows of a slice; an array has its own.
+    pub pitch: usize,
+    pub height: usize,
+}
+
+impl Side {
+    /// To be filled.
+    pub fn nowhere() -> Self {
+        let (host, array) = (std::ptr::null(), std::ptr::null_mut());
+        let kind = CUmemorytype::CU_MEMORYTYPE_HOST;
+        Self { kind, host, device: 0, array, x: 0, y: 0, z: 0, pitch: 0, height: 0 }
+    }
+}
 
 /// A copy of rows as the driver API describes it.
 pub(super) struct Slice {
@@ -207,47 +248,74 @@ pub(super) struct Slice {
     pub dst: Side,
     pub width: usize,
     pub rows: usize,
+    /// Of `cuMemcpy3DPeer`, which names both devices and needs no peer access.
+    pub between: bool,
+}
+
+/// The place and the pitch of rows of an array; all are inside it.
+fn rows_of_array(d: &Driver, side: &Side, width: usize, rows: usize) -> Result<(Place, u64), u32> {
+    let image = d.array(side.array)?.image;
+    let [x, y, z, width, rows] = [side.x, side.y, side.z, width, rows].map(|n| n as u64);
+    let ends_within = |from: u64, n: u64, most: u64| from.checked_add(n).is_some_and(|end| end <= most);
+    let [_, height, depth] = image.counts();
+    let is_inside =
+        ends_within(x, width, image.row_bytes()) && ends_within(y, rows, height) && ends_within(z, 1, depth);
+    let texel = image.format.bytes();
+    if !is_inside || !x.is_multiple_of(texel) || !width.is_multiple_of(texel) {
+        return Err(INVALID_VALUE);
+    }
+    Ok((Place::Device(image.address(x, y, z)), image.pitch))
 }
 
 /// The copy that a slice describes.
 fn copy_of(d: &Driver, slice: &Slice) -> Result<Copy, u32> {
-    let &Slice { src, dst, width, rows } = slice;
-    let side = |(kind, host, device, x, y, pitch): Side| {
-        let offset = y.checked_mul(pitch).and_then(|n| n.checked_add(x)).ok_or(INVALID_VALUE)?;
-        Ok(match kind {
-            CUmemorytype::CU_MEMORYTYPE_HOST => Place::Host((host as usize).wrapping_add(offset)),
-            CUmemorytype::CU_MEMORYTYPE_DEVICE => Place::Device(device.wrapping_add(offset as u64)),
-            CUmemorytype::CU_MEMORYTYPE_UNIFIED => place(d, device.wrapping_add(offset as u64)),
-            CUmemorytype::CU_MEMORYTYPE_ARRAY => {
-                crate::refusal::refuse("a copy of an array");
-                return Err(NOT_SUPPORTED);
-            }
-        })
+    let &Slice { src, dst, width, rows, between } = slice;
+    let side = |side: &Side| {
+        if side.kind == CUmemorytype::CU_MEMORYTYPE_ARRAY {
+            return rows_of_array(d, side, width, rows);
+        }
+        let row = side.z.checked_mul(side.height).and_then(|n| n.checked_add(side.y));
+        let bytes = row.and_then(|row| row.checked_mul(side.pitch)).and_then(|n| n.checked_add(side.x));
+        let offset = bytes.ok_or(INVALID_VALUE)?;
+        if side.pitch < width || side.pitch.checked_mul(rows).is_none() {
+            return Err(INVALID_VALUE);
+        }
+        let place = match side.kind {
+            CUmemorytype::CU_MEMORYTYPE_HOST => Place::Host((side.host as usize).wrapping_add(offset)),
+            CUmemorytype::CU_MEMORYTYPE_DEVICE => Place::Device(side.device.wrapping_add(offset as u64)),
+            _ => place(d, side.device.wrapping_add(offset as u64)),
+        };
+        Ok((place, side.pitch as u64))
     };
-    let (src_pitch, dst_pitch) = (src.5, dst.5);
-    if src_pitch < width || dst_pitch < width || dst_pitch.max(src_pitch).checked_mul(rows).is_none() {
-        return Err(INVALID_VALUE);
+    let ((dst, dst_pitch), (src, src_pitch)) = (side(&dst)?, side(&src)?);
+    let of_array = slice.of_array();
+    Ok(Copy { dst, src, width: width as u64, rows: rows as u64, dst_pitch, src_pitch, between, of_array })
+}
+
+impl Slice {
+    fn of_array(&self) -> bool {
+        [self.src.kind, self.dst.kind].contains(&CUmemorytype::CU_MEMORYTYPE_ARRAY)
     }
-    Ok(Copy {
-        dst: side(dst)?,
-        src: side(src)?,
-        width: width as u64,
-        rows: rows as u64,
-        dst_pitch: dst_pitch as u64,
-        src_pitch: src_pitch as u64,
-        between: false,
-    })
 }
 
 /// Queues the copy of a slice, and waits for it if `synchronous`.
 pub(super) fn copy_slice(slice: &Slice, stream: CUstream, synchronous: bool) -> Answer {
+    copy_slices(std::slice::from_ref(slice), stream, synchronous)
+}
+
+/// Queues the copies of slices one after the other, once all are found to be right.
+pub(super) fn copy_slices(slices: &[Slice], stream: CUstream, synchronous: bool) -> Answer {
     let guard = enter()?;
-    let c = copy_of(&guard, slice)?;
-    copy(guard, stream, c, synchronous)
+    let copies = slices.iter().map(|slice| copy_of(&guard, slice)).collect::<Result<Vec<_>, _>>()?;
+    drop(guard);
+    copies.into_iter().try_for_each(|c| copy(enter()?, stream, c, synchronous))
 }
 
 /// The work of a slice as a node of a graph for a device; host memory is read when the node runs.
 pub(super) fn slice_work(d: &Driver, device: usize, slice: &Slice) -> Result<Work, u32> {
+    if slice.of_array() {
+        return Err(no_node_of_array());
+    }
     let mut c = copy_of(d, slice)?;
     if c.width == 0 || c.rows == 0 {
         return Err(INVALID_VALUE);
@@ -276,10 +344,31 @@ fn copy_2d(p: *const CUDA_MEMCPY2D, stream: CUstream, synchronous: bool) -> Answ
     let p = unsafe { &*p };
     let pitch = |n: usize| if n == 0 { p.WidthInBytes } else { n };
     let slice = Slice {
-        src: (p.srcMemoryType, p.srcHost, p.srcDevice, p.srcXInBytes, p.srcY, pitch(p.srcPitch)),
-        dst: (p.dstMemoryType, p.dstHost.cast_const(), p.dstDevice, p.dstXInBytes, p.dstY, pitch(p.dstPitch)),
+        src: Side {
+            kind: p.srcMemoryType,
+            host: p.srcHost,
+            device: p.srcDevice,
+            array: p.srcArray,
+            x: p.srcXInBytes,
+            y: p.srcY,
+            z: 0,
+            pitch: pitch(p.srcPitch),
+            height: p.Height,
+        },
+        dst: Side {
+            kind: p.dstMemoryType,
+            host: p.dstHost.cast_const(),
+            device: p.dstDevice,
+            array: p.dstArray,
+            x: p.dstXInBytes,
+            y: p.dstY,
+            z: 0,
+            pitch: pitch(p.dstPitch),
+            height: p.Height,
+        },
         width: p.WidthInBytes,
         rows: p.Height,
+        between: false,
     };
     copy_slice(&slice, stream, synchronous)
 }

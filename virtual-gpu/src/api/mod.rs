@@ -1,9 +1,11 @@
 //! The CUDA driver API over the virtual GPU, by symbol name.
 
+mod array;
 mod call;
 mod clock;
 mod codes;
 mod context;
+mod descriptors;
 mod device;
 mod engine;
 mod entry;
@@ -15,6 +17,7 @@ mod inquiry;
 mod kernel;
 mod launch;
 mod library;
+mod limits;
 mod link;
 mod managed;
 mod memory;
@@ -26,6 +29,7 @@ mod pool;
 mod state;
 mod stream;
 mod stream_id;
+mod texture;
 mod value_waits;
 mod volume;
 mod work;
@@ -38,7 +42,7 @@ use state::Driver;
 
 use crate::config::Config;
 
-static TABLES: [&[Symbol]; 17] = [
+static TABLES: [&[Symbol]; 19] = [
     context::SYMBOLS,
     inquiry::SYMBOLS,
     device::SYMBOLS,
@@ -47,6 +51,8 @@ static TABLES: [&[Symbol]; 17] = [
     link::SYMBOLS,
     managed::SYMBOLS,
     volume::SYMBOLS,
+    array::SYMBOLS,
+    texture::SYMBOLS,
     memory::SYMBOLS,
     peer::SYMBOLS,
     pool::SYMBOLS,

@@ -72,7 +72,7 @@ pub(super) unsafe fn copy_work(
 ) -> Result<Made, u32> {
     let device = device_of(d, context)?;
     // SAFETY: this function's contract.
-    let slices = unsafe { slices(p)? };
+    let slices = unsafe { slices(p, false)? };
     let work: Vec<_> = slices.iter().map(|slice| slice_work(d, device, slice)).collect::<Result<_, _>>()?;
     if work.is_empty() { Err(INVALID_VALUE) } else { Ok((work, device)) }
 }

@@ -6,14 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::clock::{Clock, Order};
 use super::codes::*;
+use super::descriptors::{TextureDescriptor, ViewDescriptor};
 use super::stream_id::{Mark, NULL_IS_PER_THREAD, StreamId, is_null, is_per_thread, own_stream};
 use super::work::{Exec, Graph, Work};
 use crate::arch::Arch;
 use crate::config::Config;
 use crate::exec::{Gpu, LoadedModule};
 use crate::finding::{self, Finding};
+use crate::image::{Format, Image};
 use crate::memory::{Kind, WRITTEN, device_of};
 use crate::ptx::Module;
+use crate::texture::Object as Seen;
 
 pub(super) struct Queued {
     pub work: Work,
@@ -106,6 +109,45 @@ pub(super) struct Library {
     pub loaded: BTreeMap<usize, u64>,
 }
 
+/// A CUDA array.
+pub(super) struct Array {
+    pub device: usize,
+    pub image: Image,
+    /// As it was made with.
+    pub flags: u32,
+    pub for_surfaces: bool,
+    pub for_gathers: bool,
+    pub is_cubemap: bool,
+}
+
+/// The memory of a texture or surface.
+#[derive(Clone, Copy)]
+pub(super) enum Resource {
+    /// By its handle.
+    Array(u64),
+    Linear {
+        at: u64,
+        format: Format,
+        bytes: u64,
+    },
+    Pitch2d {
+        at: u64,
+        format: Format,
+        width: u64,
+        height: u64,
+        pitch: u64,
+    },
+}
+
+/// A texture object, or a surface object, which has no sampling.
+pub(super) struct Object {
+    pub device: usize,
+    pub resource: Resource,
+    /// As it was made with.
+    pub sampling: Option<(TextureDescriptor, Option<ViewDescriptor>)>,
+    pub seen: Seen,
+}
+
 /// A kernel of a library.
 pub(super) struct LibraryKernel {
     pub library: u64,
@@ -185,6 +227,8 @@ pub(super) struct Driver {
     pub contexts: HashMap<u64, Context>,
     pub libraries: HashMap<u64, Library>,
     pub kernels: HashMap<u64, LibraryKernel>,
+    pub arrays: HashMap<u64, Array>,
+    pub objects: HashMap<u64, Object>,
     pub next_handle: u64,
     pub random: u64,
     /// Whether the running work is part of a graph.
@@ -341,6 +385,10 @@ impl Driver {
     pub fn pinned(&self, address: u64, bytes: u64) -> bool {
         device_of(address).is_none()
             && self.holder(address).memory.locate(address, bytes).is_ok_and(|a| a.kind != Kind::Device)
+    }
+
+    pub fn array(&self, handle: cust_raw::CUarray) -> Result<&Array, u32> {
+        self.arrays.get(&(handle as u64)).ok_or(INVALID_HANDLE)
     }
 
     pub fn module(&self, id: u64) -> Result<&OnDevice, u32> {

@@ -28,6 +28,8 @@ mod shape;
 mod shared_arrays;
 mod sparse;
 mod step;
+mod surface;
+mod texture;
 mod traffic;
 mod video;
 mod warp;
@@ -41,6 +43,7 @@ use crate::counters::Counters;
 use crate::finding::{Fault, Finding, FindingKind};
 use crate::memory::{Allocation, CODE, CODE_SPAN, CODE_STEP, Memory, MemoryError, WRITTEN};
 use crate::ptx::{Kernel, Module, Pointer, VarSpace};
+use crate::texture::Objects;
 use alu::Fast;
 use block::Block;
 use global_races::GlobalRaces;
@@ -86,6 +89,8 @@ pub(crate) struct LaunchContext {
     pub remote: Option<Arc<RemoteReads>>,
     /// Whether all blocks are resident at once, so that they may wait for each other.
     pub cooperative: bool,
+    /// The device's textures and surfaces.
+    pub objects: Objects,
 }
 
 /// Bytes of the memory at which the blocks of a cooperative launch wait: its size and the barrier's word. Source:
@@ -95,7 +100,14 @@ const WORKSPACE: [u8; 8] = [8, 0, 0, 0, 0, 0, 0, 0];
 impl LaunchContext {
     /// For a process with one device.
     pub const fn single_device() -> Self {
-        Self { peers: Vec::new(), writer: WRITTEN, unordered: None, remote: None, cooperative: false }
+        Self {
+            peers: Vec::new(),
+            writer: WRITTEN,
+            unordered: None,
+            remote: None,
+            cooperative: false,
+            objects: Objects::new(),
+        }
     }
 }
 
@@ -318,7 +330,7 @@ impl<'a> Job<'a> {
         context: LaunchContext,
         workspace: u64,
     ) -> Self {
-        let LaunchContext { peers, writer, unordered, remote, cooperative } = context;
+        let LaunchContext { peers, writer, unordered, remote, cooperative, objects } = context;
         let mut snapshot = gpu.memory.snapshot();
         if !peers.is_empty() {
             snapshot.live.extend(peers);
@@ -351,6 +363,7 @@ impl<'a> Job<'a> {
             unordered,
             remote,
             cooperative,
+            objects,
             independent: gpu.config.card.arch.independent_lanes(),
             orders: gpu.config.card.arch.independent_lanes() && gpu.config.checks.races,
             workspace,

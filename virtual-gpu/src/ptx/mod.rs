@@ -16,6 +16,7 @@ mod parser;
 mod pointers;
 mod recursion;
 mod registers;
+pub(crate) mod texture;
 pub(crate) mod video;
 mod words;
 

@@ -555,7 +555,13 @@ impl<'a> Parser<'a, '_> {
                     if self.peek() == Some(Tok::Punct(b'{')) {
                         return self.err("a vector in a vector");
                     }
+                    if self.peek() == Some(Tok::Punct(b'[')) {
+                        return self.err("brackets in a vector");
+                    }
                     vector.push(self.arg()?);
+                }
+                if self.peek() == Some(Tok::Punct(b'|')) {
+                    return self.err("a predicate for memory that is not resident is not supported");
                 }
                 Ok(Arg::Vector(vector))
             }
@@ -568,6 +574,11 @@ impl<'a> Parser<'a, '_> {
                     }
                     _ => None,
                 };
+                if let Some(object) = base
+                    && self.eat(b',')
+                {
+                    return self.object(object);
+                }
                 let mut offset = if base.is_none() { self.signed()? } else { 0 };
                 if self.eat(b'+') || (base.is_some() && self.peek() == Some(Tok::Punct(b'-'))) {
                     offset = self.signed()?;
@@ -603,6 +614,21 @@ impl<'a> Parser<'a, '_> {
                 self.pos -= 1;
                 self.err("an operand is expected")
             }
+        }
+    }
+
+    /// The coordinates of a texture or surface, up to the bracket; a vector of them has no brackets inside.
+    fn object(&mut self, object: &'a str) -> Result<Arg<'a>, PtxError> {
+        let mut parts = Vec::new();
+        loop {
+            if self.peek() == Some(Tok::Punct(b'[')) {
+                return self.err("brackets in brackets");
+            }
+            parts.push(self.arg()?);
+            if self.eat(b']') {
+                return Ok(Arg::Object(object, parts));
+            }
+            self.expect(b',')?;
         }
     }
 

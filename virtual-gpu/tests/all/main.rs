@@ -2,6 +2,7 @@
 
 mod common;
 
+mod arrays;
 mod checks;
 mod control_flow;
 mod driver_api;
@@ -18,4 +19,6 @@ mod nvcc;
 mod orders;
 mod pointer_calls;
 mod several_devices;
+mod surfaces;
+mod textures;
 mod video;
