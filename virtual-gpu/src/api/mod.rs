@@ -26,6 +26,7 @@ mod nodes_newer;
 mod order;
 mod peer;
 mod pool;
+mod rows;
 mod state;
 mod stream;
 mod stream_id;
@@ -42,7 +43,7 @@ use state::Driver;
 
 use crate::config::Config;
 
-static TABLES: [&[Symbol]; 19] = [
+static TABLES: [&[Symbol]; 20] = [
     context::SYMBOLS,
     inquiry::SYMBOLS,
     device::SYMBOLS,
@@ -54,6 +55,7 @@ static TABLES: [&[Symbol]; 19] = [
     array::SYMBOLS,
     texture::SYMBOLS,
     memory::SYMBOLS,
+    rows::SYMBOLS,
     peer::SYMBOLS,
     pool::SYMBOLS,
     launch::SYMBOLS,

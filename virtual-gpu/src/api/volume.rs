@@ -7,7 +7,8 @@ use cust_raw::*;
 use super::call::{Out, api};
 use super::codes::*;
 use super::entry::enter;
-use super::memory::{Side, Slice, check_kinds, copy_slices, set, set_at_once};
+use super::memory::{set, set_at_once};
+use super::rows::{Side, Slice, check_kinds, copy_slices};
 
 /// Bytes to which rows are aligned.
 const PITCH: usize = 512;

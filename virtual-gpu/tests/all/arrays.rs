@@ -68,6 +68,45 @@ fn extents_and_flags_are_those_of_the_documentation() {
 }
 
 #[test]
+fn limits_are_attributes_of_the_device() {
+    let _turn = driver(Config::default());
+    primary();
+    let attribute = |n: c_int| {
+        let mut value = 0;
+        call!("cuDeviceGetAttribute", (*mut c_int, c_int, c_int), &mut value, n, 0);
+        value
+    };
+    // of a Tesla P100
+    for (n, want) in [
+        (14, 512),
+        (21, 131_072),
+        (22, 131_072),
+        (23, 65_536),
+        (26, 16_384),
+        (28, 32_768),
+        (29, 2_048),
+        (43, 2_048),
+        (44, 1),
+        (46, 32_768),
+        (48, 8_192),
+        (49, 32_768),
+        (51, 32),
+        (53, 32_768),
+        (54, 2_046),
+        (55, 32_768),
+        (57, 65_536),
+        (60, 16_384),
+        (68, 2_046),
+        (69, 134_217_728),
+        (71, 65_000),
+        (72, 2_097_120),
+        (73, 0), // no mipmaps
+    ] {
+        assert_eq!(attribute(n), want, "{n}");
+    }
+}
+
+#[test]
 fn descriptors_tell_what_an_array_was_made_with() {
     let _turn = driver(Config::default());
     primary();

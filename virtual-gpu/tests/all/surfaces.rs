@@ -164,6 +164,11 @@ fn an_access_wider_than_a_row_has_no_place() {
     let code = "mov.u32 %r8, -1; sust.b.1d.b32.clamp [%rd0, {%r0}], {%r8}; suld.b.1d.b32.clamp {%r4}, [%rd0, {%r0}];";
     assert_eq!(run(code, object, &[[0; 4]]).unwrap()[0][0], 0);
     assert_eq!(bytes_of(array, [3, 1, 1]), [1, 2, 3]);
+    // the nearest place is aligned: the first eight of twelve bytes
+    let words = filled([3, 0, 0], 3, 1, SURFACE, &mut (0..12).collect::<Vec<u8>>());
+    let code = "suld.b.1d.v2.b32.clamp {%r4, %r5}, [%rd0, {%r0}];";
+    let found = run(code, surface(words).unwrap(), &[[40, 0, 0, 0]]).unwrap()[0];
+    assert_eq!(found[..2], [0x0302_0100, 0x0706_0504]);
 }
 
 #[test]
@@ -192,6 +197,15 @@ fn surfaces_have_the_checks_of_memory() {
     let inputs: Vec<[u32; 4]> = (0..80).map(|n| [0, n, 0, 0]).collect();
     let store = "mov.u32 %r8, %ctaid.x; add.u32 %r8, %r8, 1; sust.b.1d.b32.trap [%rd0, {%r0}], {%r8};";
     assert_eq!(run(store, object, &inputs).unwrap_err().kind, FindingKind::GlobalRace);
+    drop(_turn);
+
+    // neighbours' bytes are theirs
+    let _turn = start(Checks::ALL);
+    let array = filled([80, 0, 0], U8, 1, SURFACE, &mut [0; 80]);
+    let inputs: Vec<[u32; 4]> = (0..80).map(|n| [n, 0, 0, 0]).collect();
+    let bytes = "cvt.u16.u32 %h0, %r16; sust.b.1d.b8.trap [%rd0, {%r0}], {%h0};";
+    run(bytes, surface(array).unwrap(), &inputs).unwrap();
+    assert_eq!(bytes_of(array, [80, 1, 1]), (0..80).collect::<Vec<u8>>());
     drop(_turn);
 
     // a texture reads what another block stores through a surface
