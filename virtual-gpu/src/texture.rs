@@ -49,6 +49,8 @@ pub(crate) enum Object {
     Surface(Image),
     /// Its array was destroyed.
     WithoutArray,
+    /// A texture or surface reference to which nothing is bound.
+    Unbound,
 }
 
 /// Objects by their handles.

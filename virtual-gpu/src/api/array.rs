@@ -7,7 +7,7 @@ use cust_raw::*;
 
 use super::call::{Out, api};
 use super::codes::*;
-use super::descriptors::{Array3dDescriptor, ArrayDescriptor, format};
+use super::descriptors::{Array3dDescriptor, ArrayDescriptor, Pad, format};
 use super::engine::run_until;
 use super::entry::enter;
 use super::limits;
@@ -88,7 +88,7 @@ fn describe(d: &Driver, array: CUarray) -> Result<Array3dDescriptor, u32> {
     let Array { image, flags, .. } = *d.array(array)?;
     let [width, height, depth] = image.extent.map(|n| n as usize);
     let (format, channels) = (image.format.channel as i32, image.format.channels.into());
-    Ok(Array3dDescriptor { width, height, depth, format, channels, flags })
+    Ok(Array3dDescriptor { width, height, depth, format, channels, flags, pad: Pad::zeroed() })
 }
 
 /// Of an array of one dimension, from a byte on.
@@ -123,7 +123,7 @@ api! {
         // SAFETY: null or the caller's descriptor, of plain numbers here.
         let of = unsafe { of.cast::<ArrayDescriptor>().as_ref() }.ok_or(INVALID_VALUE)?;
         let &ArrayDescriptor { width, height, format, channels } = of;
-        create(out, Array3dDescriptor { width, height, depth: 0, format, channels, flags: 0 })
+        create(out, Array3dDescriptor { width, height, depth: 0, format, channels, flags: 0, pad: Pad::zeroed() })
     }
 
     fn cuArray3DCreate_v2(out: *mut CUarray => Out<CUarray>, of: *const CUDA_ARRAY3D_DESCRIPTOR) {

@@ -9,6 +9,9 @@ use cust_raw::*;
 use super::codes::*;
 use crate::image::{Channel, Format};
 
+/// Bytes between fields: a caller's are unwritten, those given to a caller are 0.
+pub(super) type Pad = MaybeUninit<u32>;
+
 /// `CUDA_ARRAY_DESCRIPTOR`
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -29,6 +32,7 @@ pub(super) struct Array3dDescriptor {
     pub format: c_int,
     pub channels: c_uint,
     pub flags: c_uint,
+    pub pad: Pad,
 }
 
 /// `CUDA_TEXTURE_DESC`
@@ -62,8 +66,10 @@ pub(super) struct ViewDescriptor {
 #[derive(Clone, Copy)]
 pub(super) struct ResourceDescriptor {
     pub kind: c_int,
+    pub pad: Pad,
     pub of: MaybeUninit<[u64; 16]>,
     pub flags: c_uint,
+    pub pad_end: Pad,
 }
 
 /// `CUDA_RESOURCE_DESC::res.pitch2D`, and `res.linear`, whose extent has the bytes alone.

@@ -4,7 +4,8 @@ use std::ffi::c_void;
 use std::io::Write;
 use std::sync::{Arc, Condvar};
 
-use super::state::{Driver, Guard, Resource, lock};
+use super::resource::{Bound, Resource};
+use super::state::{Driver, Guard, lock};
 use super::stream_id::{Mark, StreamId};
 use super::work::{Callback, Place, Work};
 use crate::cost;
@@ -64,7 +65,7 @@ impl Driver {
                     .then(|| Arc::new(RemoteReads::new(&peers, &self.devices[device].gpu.memory)));
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
                 let cooperative = l.cooperative;
-                let objects = self.objects_of(device);
+                let objects = self.objects_of(device, &l.references);
                 let context =
                     LaunchContext { peers, writer, unordered, remote: remote.clone(), cooperative, objects };
                 let gpu = &mut self.devices[device].gpu;
@@ -153,12 +154,14 @@ impl Driver {
         }
     }
 
-    /// The textures and surfaces that a device's kernels may name.
-    fn objects_of(&self, device: usize) -> Objects {
+    /// The textures and surfaces that a launch may name: the device's objects, and what is bound to references.
+    fn objects_of(&self, device: usize, references: &[Bound]) -> Objects {
         let own = self.objects.iter().filter(|(_, object)| object.device == device);
-        let seen = own.map(|(&handle, object)| match object.resource {
-            Resource::Array(array) if !self.arrays.contains_key(&array) => (handle, Seen::WithoutArray),
-            _ => (handle, object.seen),
+        let objects = own.map(|(&handle, object)| (handle, Some(object.resource), object.seen));
+        let references = references.iter().map(|bound| (bound.at, bound.resource, bound.seen));
+        let seen = objects.chain(references).map(|(handle, resource, seen)| match resource {
+            Some(Resource::Array(array)) if !self.arrays.contains_key(&array) => (handle, Seen::WithoutArray),
+            _ => (handle, seen),
         });
         seen.collect()
     }

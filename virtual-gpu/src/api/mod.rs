@@ -26,6 +26,8 @@ mod nodes_newer;
 mod order;
 mod peer;
 mod pool;
+mod references;
+mod resource;
 mod rows;
 mod state;
 mod stream;
@@ -43,7 +45,7 @@ use state::Driver;
 
 use crate::config::Config;
 
-static TABLES: [&[Symbol]; 20] = [
+static TABLES: [&[Symbol]; 21] = [
     context::SYMBOLS,
     inquiry::SYMBOLS,
     device::SYMBOLS,
@@ -54,6 +56,7 @@ static TABLES: [&[Symbol]; 20] = [
     volume::SYMBOLS,
     array::SYMBOLS,
     texture::SYMBOLS,
+    references::SYMBOLS,
     memory::SYMBOLS,
     rows::SYMBOLS,
     peer::SYMBOLS,

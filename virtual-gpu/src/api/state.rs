@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use super::clock::{Clock, Order};
 use super::codes::*;
 use super::descriptors::{TextureDescriptor, ViewDescriptor};
+use super::resource::Resource;
 use super::stream_id::{Mark, NULL_IS_PER_THREAD, StreamId, is_null, is_per_thread, own_stream};
 use super::work::{Exec, Graph, Work};
 use crate::arch::Arch;
@@ -120,25 +121,6 @@ pub(super) struct Array {
     pub is_cubemap: bool,
 }
 
-/// The memory of a texture or surface.
-#[derive(Clone, Copy)]
-pub(super) enum Resource {
-    /// By its handle.
-    Array(u64),
-    Linear {
-        at: u64,
-        format: Format,
-        bytes: u64,
-    },
-    Pitch2d {
-        at: u64,
-        format: Format,
-        width: u64,
-        height: u64,
-        pitch: u64,
-    },
-}
-
 /// A texture object, or a surface object, which has no sampling.
 pub(super) struct Object {
     pub device: usize,
@@ -146,6 +128,16 @@ pub(super) struct Object {
     /// As it was made with.
     pub sampling: Option<(TextureDescriptor, Option<ViewDescriptor>)>,
     pub seen: Seen,
+}
+
+/// A texture or surface reference of a module.
+pub(super) struct Reference {
+    pub module: u64,
+    pub is_surface: bool,
+    /// Of linear memory; an array has its own.
+    pub format: Option<Format>,
+    pub sampling: TextureDescriptor,
+    pub bound: Option<(Resource, Image)>,
 }
 
 /// A kernel of a library.
@@ -229,6 +221,8 @@ pub(super) struct Driver {
     pub kernels: HashMap<u64, LibraryKernel>,
     pub arrays: HashMap<u64, Array>,
     pub objects: HashMap<u64, Object>,
+    /// Those of modules that were asked for, by the addresses of their variables, which are their handles.
+    pub references: HashMap<u64, Reference>,
     pub next_handle: u64,
     pub random: u64,
     /// Whether the running work is part of a graph.

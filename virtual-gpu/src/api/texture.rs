@@ -7,11 +7,14 @@ use cust_raw::*;
 
 use super::call::{Out, api};
 use super::codes::*;
-use super::descriptors::{MemoryDescriptor, ResourceDescriptor, TextureDescriptor, ViewDescriptor, format};
+use super::descriptors::{
+    MemoryDescriptor, Pad, ResourceDescriptor, TextureDescriptor, ViewDescriptor, format,
+};
 use super::entry::enter;
 use super::limits;
 use super::memory::device_range;
-use super::state::{Driver, Object, Resource};
+use super::resource::Resource;
+use super::state::{Driver, Object};
 use crate::image::{Channel, Format, Geometry, Image};
 use crate::refusal::refuse;
 use crate::texture::{AddressMode, Object as Seen, Texture};
@@ -21,13 +24,13 @@ const MIPMAPPED_ARRAY: c_int = 1;
 const LINEAR: c_int = 2;
 const PITCH_2D: c_int = 3;
 
-const READ_AS_INTEGER: c_uint = 1;
-const NORMALIZED: c_uint = 2;
-const SRGB: c_uint = 0x10;
-const NO_TRILINEAR_OPTIMIZATION: c_uint = 0x20;
+pub(super) const READ_AS_INTEGER: c_uint = 1;
+pub(super) const NORMALIZED: c_uint = 2;
+pub(super) const SRGB: c_uint = 0x10;
+pub(super) const NO_TRILINEAR_OPTIMIZATION: c_uint = 0x20;
 const SEAMLESS_CUBEMAP: c_uint = 0x40;
 
-fn refused<T>(what: &str) -> Result<T, u32> {
+pub(super) fn refused<T>(what: &str) -> Result<T, u32> {
     refuse(what);
     Err(NOT_SUPPORTED)
 }
@@ -38,6 +41,40 @@ fn memory_of(d: &Driver, at: u64, bytes: u64) -> Answer {
         return Err(INVALID_VALUE);
     }
     device_range(d, at, bytes)
+}
+
+/// Linear memory as a texture.
+pub(super) fn linear(d: &Driver, at: u64, format: Format, bytes: u64) -> Result<(Resource, Image), u32> {
+    let width = bytes / format.bytes();
+    if width == 0 || width > limits::LINEAR_WIDTH {
+        return Err(INVALID_VALUE);
+    }
+    memory_of(d, at, bytes)?;
+    let (geometry, extent) = (Geometry::D1, [width, 0, 0]);
+    let image = Image { base: at, format, geometry, extent, pitch: bytes };
+    Ok((Resource::Linear { at, format, bytes }, image))
+}
+
+/// Rows of memory as a texture: width and height in texels, pitch in bytes.
+pub(super) fn pitched(
+    d: &Driver,
+    at: u64,
+    format: Format,
+    [width, height, pitch]: [u64; 3],
+) -> Result<(Resource, Image), u32> {
+    let [most_width, most_height] = limits::PITCH_2D;
+    let fits = (1..=most_width).contains(&width) && (1..=most_height).contains(&height);
+    if !fits || pitch > limits::MOST_PITCH || !pitch.is_multiple_of(limits::PITCH_ALIGNMENT) {
+        return Err(INVALID_VALUE);
+    }
+    let row = width * format.bytes();
+    if pitch < row {
+        return Err(INVALID_VALUE);
+    }
+    memory_of(d, at, pitch * (height - 1) + row)?;
+    let (geometry, extent) = (Geometry::D2, [width, height, 0]);
+    let image = Image { base: at, format, geometry, extent, pitch };
+    Ok((Resource::Pitch2d { at, format, width, height, pitch }, image))
 }
 
 /// What a descriptor of a resource names.
@@ -64,35 +101,12 @@ unsafe fn resource(d: &Driver, p: *const CUDA_RESOURCE_DESC) -> Result<(Resource
         LINEAR => {
             // SAFETY: the union of linear memory has these fields: this function's contract.
             let of = unsafe { p.of.as_ptr().cast::<MemoryDescriptor<1>>().read() };
-            let format = format(of.format, of.channels)?;
-            let (at, bytes) = (of.at, of.extent[0] as u64);
-            let width = bytes / format.bytes();
-            if width == 0 || width > limits::LINEAR_WIDTH {
-                return Err(INVALID_VALUE);
-            }
-            memory_of(d, at, bytes)?;
-            let (geometry, extent) = (Geometry::D1, [width, 0, 0]);
-            let image = Image { base: at, format, geometry, extent, pitch: bytes };
-            Ok((Resource::Linear { at, format, bytes }, image))
+            linear(d, of.at, format(of.format, of.channels)?, of.extent[0] as u64)
         }
         PITCH_2D => {
             // SAFETY: the union of pitched memory has these fields: this function's contract.
             let of = unsafe { p.of.as_ptr().cast::<MemoryDescriptor<3>>().read() };
-            let format = format(of.format, of.channels)?;
-            let ([width, height, pitch], at) = (of.extent.map(|n| n as u64), of.at);
-            let [most_width, most_height] = limits::PITCH_2D;
-            let fits = (1..=most_width).contains(&width) && (1..=most_height).contains(&height);
-            if !fits || pitch > limits::MOST_PITCH || !pitch.is_multiple_of(limits::PITCH_ALIGNMENT) {
-                return Err(INVALID_VALUE);
-            }
-            let row = width * format.bytes();
-            if pitch < row {
-                return Err(INVALID_VALUE);
-            }
-            memory_of(d, at, pitch * (height - 1) + row)?;
-            let (geometry, extent) = (Geometry::D2, [width, height, 0]);
-            let image = Image { base: at, format, geometry, extent, pitch };
-            Ok((Resource::Pitch2d { at, format, width, height, pitch }, image))
+            pitched(d, of.at, format(of.format, of.channels)?, of.extent.map(|n| n as u64))
         }
         _ => Err(INVALID_VALUE),
     }
@@ -134,7 +148,12 @@ fn viewed(image: Image, view: &ViewDescriptor) -> Result<Image, u32> {
 }
 
 /// A texture as its descriptor says that it is sampled.
-fn sampled(of: &TextureDescriptor, image: Image, resource: Resource, cubemap: bool) -> Result<Texture, u32> {
+pub(super) fn sampled(
+    of: &TextureDescriptor,
+    image: Image,
+    resource: Resource,
+    cubemap: bool,
+) -> Result<Texture, u32> {
     let known = READ_AS_INTEGER | NORMALIZED | SRGB | NO_TRILINEAR_OPTIMIZATION | SEAMLESS_CUBEMAP;
     if of.flags & !known != 0 || !matches!(of.mipmap_filter, 0 | 1) {
         return Err(INVALID_VALUE);
@@ -209,8 +228,10 @@ fn write_resource(out: *mut CUDA_RESOURCE_DESC, handle: u64, texture: bool) -> A
     };
     Out(out.cast::<ResourceDescriptor>()).write(ResourceDescriptor {
         kind,
+        pad: Pad::zeroed(),
         of: MaybeUninit::new(words),
         flags: 0,
+        pad_end: Pad::zeroed(),
     })
 }
 

@@ -124,8 +124,20 @@ pub struct LoadedModule {
 impl LoadedModule {
     /// Address and size of a global or constant variable.
     pub fn global(&self, name: &str) -> Option<(u64, u64)> {
-        let i = self.module.variables.iter().position(|v| v.name == name && v.space != VarSpace::Shared)?;
+        self.variable(name, &[VarSpace::Global, VarSpace::Const])
+    }
+
+    /// Address and size of a variable of one of these spaces.
+    pub(crate) fn variable(&self, name: &str, spaces: &[VarSpace]) -> Option<(u64, u64)> {
+        let i = self.module.variables.iter().position(|v| v.name == name && spaces.contains(&v.space))?;
         Some((self.addresses[i], self.module.variables[i].bytes))
+    }
+
+    /// The addresses of its texture and surface references.
+    pub(crate) fn references(&self) -> impl Iterator<Item = u64> {
+        let variables = self.module.variables.iter().zip(&self.addresses);
+        let is_reference = |space| matches!(space, VarSpace::Texture | VarSpace::Surface);
+        variables.filter(move |(v, _)| is_reference(v.space)).map(|(_, &at)| at)
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) fn object<'j>(
 ) -> Check<&'j Object> {
     let message = match b.job.objects.get(&handle) {
         Some(Object::WithoutArray) => format!("0x{handle:x} is an object whose array was destroyed"),
+        Some(Object::Unbound) => format!("0x{handle:x} is a reference to which nothing is bound"),
         Some(object) => return Ok(object),
         None => format!("0x{handle:x} is no live texture or surface object of this device"),
     };

@@ -114,6 +114,10 @@ pub(crate) enum VarSpace {
     Global,
     Const,
     Shared,
+    /// `.global .texref`: its address stands for what is bound to it.
+    Texture,
+    /// `.global .surfref`
+    Surface,
 }
 
 /// A pointer in an initialiser.

@@ -18,6 +18,7 @@ mod newer_archs;
 mod nvcc;
 mod orders;
 mod pointer_calls;
+mod references;
 mod several_devices;
 mod surfaces;
 mod textures;

@@ -188,16 +188,34 @@ pub fn uploaded(bytes: &[u8]) -> u64 {
     at
 }
 
-/// Runs an instruction in a thread for each input, which is in registers %r0 to %r3. The object's handle is in %rd0, results are left
-/// in %r4 to %r7; %r8 to %r15, %h0 to %h3, %rd4 to %rd7 are free. The finding, if there is one.
+/// Runs an instruction in a thread for each input, as [`Program`] says. The finding, if there is one.
 pub fn run(code: &str, object: u64, inputs: &[[u32; 4]]) -> Result<Vec<[u32; 4]>, Finding> {
+    let program = Program::new("", code);
+    let results = program.run(object, inputs)?;
+    program.unload();
+    Ok(results)
+}
+
+/// A kernel that runs an instruction in a thread for each input, which is in registers %r0 to %r3. An object's handle is in %rd0,
+/// results are left in %r4 to %r7; %r8 to %r15, %h0 to %h3, %rd4 to %rd7 are free.
+pub struct Program {
+    pub module: *mut c_void,
+    function: *mut c_void,
+}
+
+impl Program {
     const BLOCK: u32 = 40;
-    let text = format!(
-        ".version 6.4\n.target sm_61\n.address_size 64
+
+    /// With declarations of its module.
+    pub fn new(declarations: &str, code: &str) -> Self {
+        let block = Self::BLOCK;
+        let text = format!(
+            ".version 6.4\n.target sm_61\n.address_size 64
+{declarations}
 .visible .entry k(.param .u64 object, .param .u64 in, .param .u64 out, .param .u32 n) {{
 .reg .b64 %rd<8>; .reg .b32 %r<20>; .reg .b16 %h<4>; .reg .pred %p<2>;
 ld.param.u64 %rd0, [object]; ld.param.u64 %rd1, [in]; ld.param.u64 %rd2, [out]; ld.param.u32 %r18, [n];
-mov.u32 %r16, %ctaid.x; mov.u32 %r17, %tid.x; mad.lo.u32 %r16, %r16, {BLOCK}, %r17;
+mov.u32 %r16, %ctaid.x; mov.u32 %r17, %tid.x; mad.lo.u32 %r16, %r16, {block}, %r17;
 setp.ge.u32 %p0, %r16, %r18;
 @%p0 ret;
 mul.wide.u32 %rd3, %r16, 16; add.u64 %rd1, %rd1, %rd3; add.u64 %rd2, %rd2, %rd3;
@@ -208,61 +226,78 @@ st.global.v4.b32 [%rd2], {{%r4, %r5, %r6, %r7}};
 ret;
 }}
 "
-    );
-    let (text, name) = (CString::new(text).unwrap(), CString::new("k").unwrap());
-    let (mut module, mut function) = (null_mut::<c_void>(), null_mut::<c_void>());
-    call!("cuModuleLoadData", (*mut *mut c_void, *const c_char), &mut module, text.as_ptr());
-    call!(
-        "cuModuleGetFunction",
-        (*mut *mut c_void, *mut c_void, *const c_char),
-        &mut function,
-        module,
-        name.as_ptr()
-    );
-    let n = inputs.len() as u32;
-    let bytes: Vec<u8> = inputs.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
-    let (input, out) = (uploaded(&bytes), uploaded(&bytes));
-    let mut params = [
-        (&raw const object).cast_mut().cast::<c_void>(),
-        (&raw const input).cast_mut().cast(),
-        (&raw const out).cast_mut().cast(),
-        (&raw const n).cast_mut().cast(),
-    ];
-    call!(
-        "cuLaunchKernel",
-        (
-            *mut c_void,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            *mut c_void,
-            *mut *mut c_void,
-            *mut c_void
-        ),
-        function,
-        n.div_ceil(BLOCK),
-        1,
-        1,
-        BLOCK,
-        1,
-        1,
-        0,
-        null_mut(),
-        params.as_mut_ptr(),
-        null_mut()
-    );
-    let synchronized = code!("cuCtxSynchronize", (),);
-    if let Some(finding) = take_findings().pop() {
-        assert_eq!(synchronized, finding.kind.code());
-        return Err(finding);
+        );
+        let (text, name) = (CString::new(text).unwrap(), CString::new("k").unwrap());
+        let (mut module, mut function) = (null_mut::<c_void>(), null_mut::<c_void>());
+        call!("cuModuleLoadData", (*mut *mut c_void, *const c_char), &mut module, text.as_ptr());
+        call!(
+            "cuModuleGetFunction",
+            (*mut *mut c_void, *mut c_void, *const c_char),
+            &mut function,
+            module,
+            name.as_ptr()
+        );
+        Self { module, function }
     }
-    let mut words = vec![[0u32; 4]; inputs.len()];
-    call!("cuMemcpyDtoH_v2", (*mut [u32; 4], u64, usize), words.as_mut_ptr(), out, bytes.len());
-    [input, out].into_iter().for_each(|at| call!("cuMemFree_v2", (u64), at));
-    call!("cuModuleUnload", (*mut c_void), module);
-    Ok(words)
+
+    pub fn unload(self) {
+        call!("cuModuleUnload", (*mut c_void), self.module);
+    }
+
+    /// Queues the launch; the memory that its results will be in.
+    pub fn queue(&self, object: u64, inputs: &[[u32; 4]]) -> Result<u64, u32> {
+        let n = inputs.len() as u32;
+        let bytes: Vec<u8> = inputs.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
+        let (input, out) = (uploaded(&bytes), uploaded(&bytes));
+        let mut params = [
+            (&raw const object).cast_mut().cast::<c_void>(),
+            (&raw const input).cast_mut().cast(),
+            (&raw const out).cast_mut().cast(),
+            (&raw const n).cast_mut().cast(),
+        ];
+        let code = code!(
+            "cuLaunchKernel",
+            (
+                *mut c_void,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                c_uint,
+                *mut c_void,
+                *mut *mut c_void,
+                *mut c_void
+            ),
+            self.function,
+            n.div_ceil(Self::BLOCK),
+            1,
+            1,
+            Self::BLOCK,
+            1,
+            1,
+            0,
+            null_mut(),
+            params.as_mut_ptr(),
+            null_mut()
+        );
+        if code == 0 { Ok(out) } else { Err(code) }
+    }
+
+    /// The results of `n` threads, or the finding, if there is one.
+    pub fn finish(out: u64, n: usize) -> Result<Vec<[u32; 4]>, Finding> {
+        let synchronized = code!("cuCtxSynchronize", (),);
+        if let Some(finding) = take_findings().pop() {
+            assert_eq!(synchronized, finding.kind.code());
+            return Err(finding);
+        }
+        let mut words = vec![[0u32; 4]; n];
+        call!("cuMemcpyDtoH_v2", (*mut [u32; 4], u64, usize), words.as_mut_ptr(), out, 16 * n);
+        Ok(words)
+    }
+
+    pub fn run(&self, object: u64, inputs: &[[u32; 4]]) -> Result<Vec<[u32; 4]>, Finding> {
+        Self::finish(self.queue(object, inputs).unwrap(), inputs.len())
+    }
 }
