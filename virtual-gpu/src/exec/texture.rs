@@ -163,6 +163,10 @@ fn sample(
         let mut inside = 0;
         for l in lanes(mask) {
             let Some(place) = &places[l] else { continue };
+            // a texel without weight need not have been written
+            if filters && place.weight(n) == 0.0 {
+                continue;
+            }
             let texel = place.address(image, n);
             let texel = match texel {
                 Some(address) => {

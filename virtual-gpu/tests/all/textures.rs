@@ -228,6 +228,37 @@ fn promoted_texels_are_filtered_as_floats() {
 }
 
 #[test]
+fn a_filter_reads_what_has_a_weight() {
+    let make = || {
+        let array = array3d([2, 0, 0], F32, 1, 0).unwrap();
+        call!("cuMemcpyHtoA_v2", (*mut c_void, usize, *const f32, usize), array, 0, [3f32].as_ptr(), 4);
+        let sampling = Sampling { filter: 1, address: [CLAMP; 3], ..Sampling::default() };
+        texture(Resource::array(array), sampling, None).unwrap()
+    };
+    let code = "tex.1d.v4.f32.f32 {%r4, %r5, %r6, %r7}, [%rd0, {%r0}];";
+    let _turn = driver(Config::default());
+    primary();
+    // the second texel was never written
+    assert_eq!(f32::from_bits(run(code, make(), &[[0.5f32.to_bits(), 0, 0, 0]]).unwrap()[0][0]), 3.0);
+    let finding = run(code, make(), &[[0.75f32.to_bits(), 0, 0, 0]]).unwrap_err();
+    assert_eq!(finding.kind, FindingKind::Uninitialized);
+}
+
+#[test]
+fn a_texels_number_outside_reads_nothing() {
+    let _turn = driver(Config::default());
+    primary();
+    let array = filled([2, 2, 0], F32, 1, 0, &mut [1; 16]);
+    let sampling = Sampling { address: [BORDER; 3], border: [5.0; 4], ..Sampling::default() };
+    let object = texture(Resource::array(array), sampling, None).unwrap();
+    let code = "tex.2d.v4.f32.s32 {%r4, %r5, %r6, %r7}, [%rd0, {%r0, %r1}];";
+    let found = run(code, object, &[[1, 1, 0, 0], [2, 0, 0, 0], [0, u32::MAX, 0, 0]]).unwrap();
+    assert_eq!([found[0][0], found[1][0], found[2][0]], [0x0101_0101, 0, 0]);
+    let code = "tex.2d.v4.f32.f32 {%r4, %r5, %r6, %r7}, [%rd0, {%r0, %r1}];";
+    assert_eq!(run(code, object, &[[2f32.to_bits(), 0, 0, 0]]).unwrap()[0][0], 5f32.to_bits());
+}
+
+#[test]
 fn memory_is_a_texture_too() {
     let _turn = driver(Config::default());
     primary();
