@@ -33,7 +33,8 @@ pub enum FindingKind {
     WrongDevice,
     /// Work that reads what another device writes, or overwrites what it reads, without waiting for it.
     MissingWait,
-    /// A handle of no live texture or surface object, of one whose array was destroyed, or of one that is not for the instruction.
+    /// A handle of no live texture or surface object, of one whose array was destroyed, of a reference to which nothing is bound, or of
+    /// one that is not for the instruction.
     WrongObject,
     /// An access outside of a surface by an instruction that traps there.
     SurfaceTrap,

@@ -7,7 +7,7 @@ use crate::common::{call, code, driver, primary};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-use pascaline_virtual_gpu::{Config, FindingKind, GTX1080, Module};
+use pascaline_virtual_gpu::{Config, FindingKind, GTX1080, Module, T4};
 
 const U8: c_int = 1;
 const F32: c_int = 32;
@@ -242,6 +242,24 @@ fn a_filter_reads_what_has_a_weight() {
     assert_eq!(f32::from_bits(run(code, make(), &[[0.5f32.to_bits(), 0, 0, 0]]).unwrap()[0][0]), 3.0);
     let finding = run(code, make(), &[[0.75f32.to_bits(), 0, 0, 0]]).unwrap_err();
     assert_eq!(finding.kind, FindingKind::Uninitialized);
+}
+
+#[test]
+fn newer_devices_have_textures_too() {
+    let _turn = driver(Config { card: &T4, ..Config::default() });
+    primary();
+    let array = filled([2, 0, 0], U8, 1, 2, &mut [51, 255]);
+    let object = texture(Resource::array(array), Sampling::default(), None).unwrap();
+    let surface = surface(array).unwrap();
+    // lanes that have parted
+    let code = format!(
+        "mov.u64 %rd4, {surface}; mov.u16 %h0, 0; setp.eq.u32 %p1, %r0, 1; @%p1 bra ODD;
+        tex.1d.v4.f32.s32 {{%r4, %r5, %r6, %r7}}, [%rd0, {{%r0}}]; bra.uni END;
+        ODD: suld.b.1d.b8.trap %h0, [%rd4, {{%r0}}]; cvt.u32.u16 %r4, %h0;
+        END:"
+    );
+    let found = run(&code, object, &[[0; 4], [1, 0, 0, 0]]).unwrap();
+    assert_eq!([found[0][0], found[1][0]], [(51f32 / 255.0).to_bits(), 255]);
 }
 
 #[test]
