@@ -33,6 +33,11 @@ pub enum FindingKind {
     WrongDevice,
     /// Work that reads what another device writes, or overwrites what it reads, without waiting for it.
     MissingWait,
+    /// A handle of no live texture or surface object, of one whose array was destroyed, of a reference to which nothing is bound, or of
+    /// one that is not for the instruction.
+    WrongObject,
+    /// An access outside of a surface by an instruction that traps there.
+    SurfaceTrap,
     /// `trap` was executed.
     Trap,
     /// An `assert` of the kernel failed.
@@ -78,6 +83,8 @@ impl FindingKind {
             Self::ShuffleInactive => "shuffle from an inactive lane",
             Self::WrongDevice => "memory of another device",
             Self::MissingWait => "missing wait between devices",
+            Self::WrongObject => "wrong texture or surface",
+            Self::SurfaceTrap => "access outside of a surface",
             Self::Trap => "trap",
             Self::AssertFailed => "assertion failed",
             Self::WrongCall => "wrong call by pointer",

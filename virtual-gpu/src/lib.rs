@@ -12,7 +12,7 @@
 //!
 //! # Limits
 //!
-//! Not supported: textures, surfaces, `malloc`, memory nodes of graphs. Each is refused, never answered wrongly.
+//! Not supported: mipmaps, cubemap lookups, `malloc`, memory nodes of graphs. Each is refused, never answered wrongly.
 //! Managed memory is page-locked host memory.
 //! Calls by pointer reach functions of the kernel's own module. Their stack, and that of recursion, is local memory up to 512 KB,
 //! where hardware has what `CU_LIMIT_STACK_SIZE` says.
@@ -32,10 +32,12 @@ mod counters;
 mod exec;
 mod finding;
 mod hot_loops;
+mod image;
 mod memory;
 mod ptx;
 mod refusal;
 mod reports;
+mod texture;
 
 #[cfg(feature = "driver-api")]
 pub use api::{InUse, configure, null_stream_is_per_thread, restart, symbol, symbols, take_peak_memory};

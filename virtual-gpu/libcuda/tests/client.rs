@@ -50,6 +50,84 @@ fn library() -> PathBuf {
     test.with_file_name("libpascaline_virtual_driver.so")
 }
 
+/// out[i] = the texture at i + 0.75, between two texels.
+const SAMPLE: &str = ".version 6.4\n.target sm_61\n.address_size 64
+.visible .entry sample(.param .u64 out, .param .u64 texture) {
+.reg .b64 %rd<4>; .reg .b32 %r<2>; .reg .f32 %f<6>;
+ld.param.u64 %rd1, [out]; ld.param.u64 %rd2, [texture];
+mov.u32 %r1, %tid.x; cvt.rn.f32.u32 %f1, %r1; add.f32 %f1, %f1, 0f3F400000;
+tex.1d.v4.f32.f32 {%f2, %f3, %f4, %f5}, [%rd2, {%f1}];
+mul.wide.u32 %rd3, %r1, 4; add.u64 %rd3, %rd1, %rd3;
+st.global.f32 [%rd3], %f2;
+ret;
+}
+";
+
+/// `CUDA_RESOURCE_DESC`, `CUDA_TEXTURE_DESC`
+#[repr(C)]
+struct Resource(c_int, [u64; 16], c_uint);
+#[repr(C)]
+struct Sampling([c_int; 4], [c_uint; 3], [f32; 7], [c_int; 12]);
+
+/// An array under the names that a program of cuda.h links to, and a kernel that filters it.
+fn sample_a_texture(cuda: &Library) {
+    let values = [10f32, 20.0, 40.0, 80.0];
+    let (mut array, mut texture, mut out) = (0u64, 0u64, 0u64);
+    let descriptor: (usize, usize, c_int, c_uint) = (4, 0, 32, 1);
+    type Descriptor = (usize, usize, c_int, c_uint);
+    call!(cuda, b"cuArrayCreate_v2", (*mut u64, *const Descriptor), (&mut array, &descriptor));
+    call!(
+        cuda,
+        b"cuMemcpyHtoA_v2_ptds",
+        (u64, usize, *const f32, usize),
+        (array, 0, values.as_ptr(), size_of_val(&values))
+    );
+    let mut union = [0; 16];
+    union[0] = array;
+    // clamp, linear
+    let (resource, sampling) = (Resource(0, union, 0), Sampling([1, 1, 1, 1], [0; 3], [0.0; 7], [0; 12]));
+    call!(
+        cuda,
+        b"cuTexObjectCreate",
+        (*mut u64, *const Resource, *const Sampling, *const c_void),
+        (&mut texture, &resource, &sampling, null())
+    );
+    call!(cuda, b"cuMemAlloc_v2", (*mut u64, usize), (&mut out, 4 * 4));
+    let (mut module, mut kernel) = (null_mut::<c_void>(), null_mut::<c_void>());
+    let (ptx, name) = (CString::new(SAMPLE).expect("no NUL"), CString::new("sample").expect("no NUL"));
+    call!(cuda, b"cuModuleLoadData", (*mut *mut c_void, *const c_char), (&mut module, ptx.as_ptr()));
+    call!(
+        cuda,
+        b"cuModuleGetFunction",
+        (*mut *mut c_void, *mut c_void, *const c_char),
+        (&mut kernel, module, name.as_ptr())
+    );
+    let mut parameters = [(&raw mut out).cast::<c_void>(), (&raw mut texture).cast()];
+    call!(
+        cuda,
+        b"cuLaunchKernel",
+        (
+            *mut c_void,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            *mut c_void,
+            *mut *mut c_void,
+            *mut c_void
+        ),
+        (kernel, 1, 1, 1, 4, 1, 1, 0, null_mut(), parameters.as_mut_ptr(), null_mut())
+    );
+    let mut found = [0f32; 4];
+    call!(cuda, b"cuMemcpyDtoH_v2", (*mut f32, u64, usize), (found.as_mut_ptr(), out, 4 * 4));
+    assert_eq!(found, [12.5, 25.0, 50.0, 80.0]);
+    call!(cuda, b"cuTexObjectDestroy", (u64), (texture));
+    call!(cuda, b"cuArrayDestroy", (u64), (array));
+}
+
 #[test]
 fn a_foreign_program_runs_and_is_reported_on() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -119,14 +197,22 @@ fn a_foreign_program_runs_and_is_reported_on() {
     call!(cuda, b"cuMemcpyDtoH_v2", (*mut u32, u64, usize), (values.as_mut_ptr(), out, 64 * 4));
     assert!(values.iter().enumerate().all(|(i, value)| *value as usize == i));
 
-    call!(cuda, b"cuArrayCreate_v2", (*mut c_void, *const c_void), (null_mut(), null()), 801);
+    call!(
+        cuda,
+        b"cuMipmappedArrayCreate",
+        (*mut c_void, *const c_void, c_uint),
+        (null_mut(), null(), 1),
+        801
+    );
+
+    sample_a_texture(&cuda);
 
     launch(3); // 32 elements beyond the allocation
     call!(cuda, b"cuCtxSynchronize", (), (), 700);
 
     let file = folder.path().join(format!("{}.jsonl", std::process::id()));
     let record = std::fs::read_to_string(file).expect("the process's record");
-    assert!(record.contains("\"refused\":\"cuArrayCreate_v2\""), "{record}");
+    assert!(record.contains("\"refused\":\"cuMipmappedArrayCreate\""), "{record}");
     assert!(record.contains("\"kind\":\"OutOfBounds\",\"kernel\":\"store\""), "{record}");
     assert!(
         record.contains("\"launches\":[{\"card\":\"GeForce GTX 1080\",\"kernel\":\"store\",\"launches\":1"),

@@ -8,6 +8,7 @@ use super::call::{Out, api};
 use super::codes::*;
 use super::engine::run_until;
 use super::entry::{CONTEXTS, current, enter, enter_faulted, guard, initialised, make_current};
+use super::limits;
 use super::state::{Context, Driver, Guard, lock};
 use crate::config::Config;
 
@@ -28,6 +29,9 @@ pub(super) fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u3
     let c = d.devices[device].gpu.config();
     let card = c.card;
     let arch = card.arch;
+    if let Some(limit) = limits::attribute(n) {
+        return Ok(limit);
+    }
     Ok(match n {
         1 => 1024,
         2 | 3 => 1024,
@@ -40,17 +44,14 @@ pub(super) fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u3
         11 => 0x7fff_ffff,
         12 => 64 << 10,
         13 => card.boost_mhz as c_int * 1000,
-        14 => 512,
         15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 89 | 99 => 1,
         16 => card.sms as c_int,
-        30 => 512,
         33 => device as c_int + 1,
         36 => card.memory_mhz as c_int * 1000,
         37 => card.bus_bits as c_int,
         38 => card.l2_bytes as c_int,
         39 => (32 * arch.multiprocessor().warps) as c_int,
         40 => 2,
-        51 => 32,
         75 => arch.capability().0 as c_int,
         76 => arch.capability().1 as c_int,
         81 => arch.multiprocessor().shared_bytes as c_int,

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::io::Write;
 use std::sync::{Arc, Condvar};
 
+use super::resource::{Bound, Resource};
 use super::state::{Driver, Guard, lock};
 use super::stream_id::{Mark, StreamId};
 use super::work::{Callback, Place, Work};
@@ -12,6 +13,7 @@ use crate::exec::{Launch, LaunchContext, LaunchReport, RemoteReads};
 use crate::finding::{Finding, FindingKind};
 use crate::memory::{Allocation, Kind};
 use crate::reports;
+use crate::texture::{Object as Seen, Objects};
 
 /// Signalled whenever a host function has returned.
 pub(super) static RETURNED: Condvar = Condvar::new();
@@ -63,7 +65,9 @@ impl Driver {
                     .then(|| Arc::new(RemoteReads::new(&peers, &self.devices[device].gpu.memory)));
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
                 let cooperative = l.cooperative;
-                let context = LaunchContext { peers, writer, unordered, remote: remote.clone(), cooperative };
+                let objects = self.objects_of(device, &l.references);
+                let context =
+                    LaunchContext { peers, writer, unordered, remote: remote.clone(), cooperative, objects };
                 let gpu = &mut self.devices[device].gpu;
                 let key = gpu.config().once.then(|| l.without_addresses(&gpu.memory));
                 let counted = key.as_ref().and_then(reports::counted).map(Ok);
@@ -148,6 +152,18 @@ impl Driver {
                 self.devices[device].time = s.time;
             }
         }
+    }
+
+    /// The textures and surfaces that a launch may name: the device's objects, and what is bound to references.
+    fn objects_of(&self, device: usize, references: &[Bound]) -> Objects {
+        let own = self.objects.iter().filter(|(_, object)| object.device == device);
+        let objects = own.map(|(&handle, object)| (handle, Some(object.resource), object.seen));
+        let references = references.iter().map(|bound| (bound.at, bound.resource, bound.seen));
+        let seen = objects.chain(references).map(|(handle, resource, seen)| match resource {
+            Some(Resource::Array(array)) if !self.arrays.contains_key(&array) => (handle, Seen::WithoutArray),
+            _ => (handle, seen),
+        });
+        seen.collect()
     }
 
     /// Memory of other devices that a device's kernels may access: a pool's by the pool's access list, other memory with peer

@@ -7,9 +7,11 @@ use cust_raw::*;
 use super::call::{Out, api, write_out};
 use super::codes::*;
 use super::entry::enter;
-use super::launch::{attribute, function, launch, new_function, set_attribute};
+use super::launch::{attribute, function, launch, name_of, new_function, set_attribute};
 use super::library::CUkernel;
+use super::references::reference;
 use super::state::Driver;
+use crate::ptx::VarSpace;
 use crate::refusal::refuse;
 
 /// `CUlaunchConfig`
@@ -188,13 +190,13 @@ api! {
         Ok(())
     }
 
-    /// Modules of PTX for this device have no texture references.
-    fn cuModuleGetTexRef(_texture: *mut c_void, _module: CUmodule, _name: *const c_char) {
-        enter().and(Err(NOT_FOUND))
+    fn cuModuleGetTexRef(out: *mut CUtexref => Out<CUtexref>, module: CUmodule, name: *const c_char) {
+        let at = reference(&mut *enter()?, module, name_of(name)?, VarSpace::Texture)?;
+        out.write(at as CUtexref)
     }
 
-    /// Nor surface references.
-    fn cuModuleGetSurfRef(_surface: *mut c_void, _module: CUmodule, _name: *const c_char) {
-        enter().and(Err(NOT_FOUND))
+    fn cuModuleGetSurfRef(out: *mut CUsurfref => Out<CUsurfref>, module: CUmodule, name: *const c_char) {
+        let at = reference(&mut *enter()?, module, name_of(name)?, VarSpace::Surface)?;
+        out.write(at as CUsurfref)
     }
 }

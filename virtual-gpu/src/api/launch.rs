@@ -441,6 +441,7 @@ pub(super) unsafe fn prepare(
         registers,
         params: block,
         cooperative: false,
+        references: d.bound_references(&of.loaded)?,
     };
     Ok((launch, of.device))
 }

@@ -29,7 +29,7 @@ fn no_capture(d: &Driver) -> Answer {
 }
 
 /// Checks a device range named in a call: it must be in one allocation, live or queued.
-fn device_range(d: &Driver, at: u64, bytes: u64) -> Answer {
+pub(super) fn device_range(d: &Driver, at: u64, bytes: u64) -> Answer {
     d.holder(at).memory.locate(at, bytes).map(|_| ()).map_err(memory_code)
 }
 
@@ -63,7 +63,7 @@ fn withdraw(d: &Driver, base: u64, kind: Kind) -> Result<(), u32> {
 }
 
 /// The memory that a unified address names.
-fn place(d: &Driver, address: u64) -> Place {
+pub(super) fn place(d: &Driver, address: u64) -> Place {
     if d.holder(address).memory.locate(address, 1).is_ok() || address >= 1 << 48 {
         Place::Device(address)
     } else {
@@ -72,14 +72,15 @@ fn place(d: &Driver, address: u64) -> Place {
 }
 
 pub(super) struct Copy {
-    dst: Place,
-    src: Place,
-    width: u64,
-    rows: u64,
-    dst_pitch: u64,
-    src_pitch: u64,
+    pub dst: Place,
+    pub src: Place,
+    pub width: u64,
+    pub rows: u64,
+    pub dst_pitch: u64,
+    pub src_pitch: u64,
     /// `cuMemcpyPeer`, which names both devices and needs no peer access: without it the driver copies through host memory.
-    between: bool,
+    pub between: bool,
+    pub of_array: bool,
 }
 
 impl Copy {
@@ -89,10 +90,19 @@ impl Copy {
     }
 
     fn plain(dst: Place, src: Place, bytes: u64) -> Self {
-        Self { dst, src, width: bytes, rows: 1, dst_pitch: bytes, src_pitch: bytes, between: false }
+        Self {
+            dst,
+            src,
+            width: bytes,
+            rows: 1,
+            dst_pitch: bytes,
+            src_pitch: bytes,
+            between: false,
+            of_array: false,
+        }
     }
 
-    fn work(self) -> Work {
+    pub fn work(self) -> Work {
         let Self { dst, src, width, rows, dst_pitch, src_pitch, .. } = self;
         Work::Copy { dst, src, width, rows, dst_pitch, src_pitch }
     }
@@ -100,7 +110,7 @@ impl Copy {
 
 /// Checks the places of a copy for a device. Pinned host memory becomes a place that is read and written when the copy runs, as by
 /// the hardware.
-fn check_places(d: &Driver, device: usize, c: &mut Copy) -> Answer {
+pub(super) fn check_places(d: &Driver, device: usize, c: &mut Copy) -> Answer {
     for (side, pitch) in [(&mut c.dst, c.dst_pitch), (&mut c.src, c.src_pitch)] {
         let bytes = pitch * (c.rows - 1) + c.width;
         match *side {
@@ -118,6 +128,12 @@ fn check_places(d: &Driver, device: usize, c: &mut Copy) -> Answer {
     Ok(())
 }
 
+/// The answer to a copy of an array that would be a node of a graph.
+pub(super) fn no_node_of_array() -> u32 {
+    crate::refusal::refuse("a copy of an array in a graph");
+    NOT_SUPPORTED
+}
+
 /// Queues a copy, and waits for it if `synchronous`.
 pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: bool) -> Answer {
     let d = &mut *guard;
@@ -130,6 +146,9 @@ pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: boo
     let mut blocks = synchronous;
     check_places(d, device, &mut c)?;
     let capturing = d.stream(stream)?.capture.is_some();
+    if capturing && c.of_array {
+        return Err(no_node_of_array());
+    }
     if synchronous {
         no_capture(d)?;
     } else if !capturing {
@@ -196,92 +215,6 @@ pub(super) fn set(mut guard: Guard, stream: CUstream, at: u64, value: u64, size:
     let Some(work) = set_work(d, d.device_of_stream(stream), at, value, size, count)? else { return Ok(()) };
     d.enqueue(stream, work)?;
     after_enqueue(guard)
-}
-
-/// One side of a copy of rows: type of memory, host or device address, bytes to skip in each row, rows to skip, pitch.
-type Side = (CUmemorytype, *const c_void, CUdeviceptr, usize, usize, usize);
-
-/// A copy of rows as the driver API describes it.
-pub(super) struct Slice {
-    pub src: Side,
-    pub dst: Side,
-    pub width: usize,
-    pub rows: usize,
-}
-
-/// The copy that a slice describes.
-fn copy_of(d: &Driver, slice: &Slice) -> Result<Copy, u32> {
-    let &Slice { src, dst, width, rows } = slice;
-    let side = |(kind, host, device, x, y, pitch): Side| {
-        let offset = y.checked_mul(pitch).and_then(|n| n.checked_add(x)).ok_or(INVALID_VALUE)?;
-        Ok(match kind {
-            CUmemorytype::CU_MEMORYTYPE_HOST => Place::Host((host as usize).wrapping_add(offset)),
-            CUmemorytype::CU_MEMORYTYPE_DEVICE => Place::Device(device.wrapping_add(offset as u64)),
-            CUmemorytype::CU_MEMORYTYPE_UNIFIED => place(d, device.wrapping_add(offset as u64)),
-            CUmemorytype::CU_MEMORYTYPE_ARRAY => {
-                crate::refusal::refuse("a copy of an array");
-                return Err(NOT_SUPPORTED);
-            }
-        })
-    };
-    let (src_pitch, dst_pitch) = (src.5, dst.5);
-    if src_pitch < width || dst_pitch < width || dst_pitch.max(src_pitch).checked_mul(rows).is_none() {
-        return Err(INVALID_VALUE);
-    }
-    Ok(Copy {
-        dst: side(dst)?,
-        src: side(src)?,
-        width: width as u64,
-        rows: rows as u64,
-        dst_pitch: dst_pitch as u64,
-        src_pitch: src_pitch as u64,
-        between: false,
-    })
-}
-
-/// Queues the copy of a slice, and waits for it if `synchronous`.
-pub(super) fn copy_slice(slice: &Slice, stream: CUstream, synchronous: bool) -> Answer {
-    let guard = enter()?;
-    let c = copy_of(&guard, slice)?;
-    copy(guard, stream, c, synchronous)
-}
-
-/// The work of a slice as a node of a graph for a device; host memory is read when the node runs.
-pub(super) fn slice_work(d: &Driver, device: usize, slice: &Slice) -> Result<Work, u32> {
-    let mut c = copy_of(d, slice)?;
-    if c.width == 0 || c.rows == 0 {
-        return Err(INVALID_VALUE);
-    }
-    check_places(d, device, &mut c)?;
-    Ok(c.work())
-}
-
-/// Checks types of memory, which may be no value of the enum, before a reference to them is made.
-///
-/// # Safety
-/// The pointers are valid for reads.
-pub(super) unsafe fn check_kinds(kinds: [*const CUmemorytype; 2]) -> Answer {
-    // SAFETY: this function's contract; any number is an integer.
-    let are_known = kinds.iter().all(|kind| matches!(unsafe { kind.cast::<c_int>().read() }, 1..=4));
-    if are_known { Ok(()) } else { Err(INVALID_VALUE) }
-}
-
-fn copy_2d(p: *const CUDA_MEMCPY2D, stream: CUstream, synchronous: bool) -> Answer {
-    if p.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, so the caller's descriptor.
-    unsafe { check_kinds([&raw const (*p).srcMemoryType, &raw const (*p).dstMemoryType])? };
-    // SAFETY: not null, so the caller's valid descriptor, whose enums have been checked.
-    let p = unsafe { &*p };
-    let pitch = |n: usize| if n == 0 { p.WidthInBytes } else { n };
-    let slice = Slice {
-        src: (p.srcMemoryType, p.srcHost, p.srcDevice, p.srcXInBytes, p.srcY, pitch(p.srcPitch)),
-        dst: (p.dstMemoryType, p.dstHost.cast_const(), p.dstDevice, p.dstXInBytes, p.dstY, pitch(p.dstPitch)),
-        width: p.WidthInBytes,
-        rows: p.Height,
-    };
-    copy_slice(&slice, stream, synchronous)
 }
 
 /// Page-locked host memory, known to all devices.
@@ -480,18 +413,6 @@ api! {
 
     fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) {
         copy_async(dst, src, bytes, stream)
-    }
-
-    fn cuMemcpy2D_v2(p: *const CUDA_MEMCPY2D) {
-        copy_2d(p, std::ptr::null_mut(), true)
-    }
-
-    fn cuMemcpy2DUnaligned_v2(p: *const CUDA_MEMCPY2D) {
-        copy_2d(p, std::ptr::null_mut(), true)
-    }
-
-    fn cuMemcpy2DAsync_v2(p: *const CUDA_MEMCPY2D, stream: CUstream) {
-        copy_2d(p, stream, false)
     }
 
     fn cuMemsetD8_v2(dst: CUdeviceptr, value: c_uchar, n: usize) {

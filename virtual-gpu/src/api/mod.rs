@@ -1,9 +1,11 @@
 //! The CUDA driver API over the virtual GPU, by symbol name.
 
+mod array;
 mod call;
 mod clock;
 mod codes;
 mod context;
+mod descriptors;
 mod device;
 mod engine;
 mod entry;
@@ -15,6 +17,7 @@ mod inquiry;
 mod kernel;
 mod launch;
 mod library;
+mod limits;
 mod link;
 mod managed;
 mod memory;
@@ -23,9 +26,13 @@ mod nodes_newer;
 mod order;
 mod peer;
 mod pool;
+mod references;
+mod resource;
+mod rows;
 mod state;
 mod stream;
 mod stream_id;
+mod texture;
 mod value_waits;
 mod volume;
 mod work;
@@ -38,7 +45,7 @@ use state::Driver;
 
 use crate::config::Config;
 
-static TABLES: [&[Symbol]; 17] = [
+static TABLES: [&[Symbol]; 21] = [
     context::SYMBOLS,
     inquiry::SYMBOLS,
     device::SYMBOLS,
@@ -47,7 +54,11 @@ static TABLES: [&[Symbol]; 17] = [
     link::SYMBOLS,
     managed::SYMBOLS,
     volume::SYMBOLS,
+    array::SYMBOLS,
+    texture::SYMBOLS,
+    references::SYMBOLS,
     memory::SYMBOLS,
+    rows::SYMBOLS,
     peer::SYMBOLS,
     pool::SYMBOLS,
     launch::SYMBOLS,

@@ -10,7 +10,8 @@ use super::codes::*;
 use super::entry::enter;
 use super::graph_build::graph_and_number;
 use super::launch::prepare;
-use super::memory::{set_work, slice_work};
+use super::memory::set_work;
+use super::rows::slice_work;
 use super::state::Driver;
 use super::volume::slices;
 use super::work::{Callback, Exec, Node, Place, Work};
@@ -72,7 +73,7 @@ pub(super) unsafe fn copy_work(
 ) -> Result<Made, u32> {
     let device = device_of(d, context)?;
     // SAFETY: this function's contract.
-    let slices = unsafe { slices(p)? };
+    let slices = unsafe { slices(p, false)? };
     let work: Vec<_> = slices.iter().map(|slice| slice_work(d, device, slice)).collect::<Result<_, _>>()?;
     if work.is_empty() { Err(INVALID_VALUE) } else { Ok((work, device)) }
 }

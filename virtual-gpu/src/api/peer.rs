@@ -9,7 +9,9 @@ use super::codes::*;
 use super::device::with_device;
 use super::entry::enter;
 use super::memory::{Copy, copy};
+use super::rows::{Side, Slice, copy_slices};
 use super::state::{Driver, Guard};
+use super::volume::slices;
 use crate::memory::device_of;
 
 fn can_access(dev: CUdevice, peer: CUdevice) -> Result<bool, u32> {
@@ -27,7 +29,7 @@ fn device_in(d: &Driver, context: CUcontext) -> Result<usize, u32> {
 }
 
 /// Checks that each pointer is memory of the device whose context goes with it.
-fn check_owners(guard: &mut Guard, sides: [(CUdeviceptr, CUcontext); 2]) -> Answer {
+fn check_owners<const N: usize>(guard: &mut Guard, sides: [(CUdeviceptr, CUcontext); N]) -> Answer {
     let d = guard;
     for (at, context) in sides {
         let named = device_in(d, context)?;
@@ -40,6 +42,38 @@ fn check_owners(guard: &mut Guard, sides: [(CUdeviceptr, CUcontext); 2]) -> Answ
         }
     }
     Ok(())
+}
+
+const _: () = assert!(size_of::<CUDA_MEMCPY3D_PEER>() == size_of::<CUDA_MEMCPY3D>());
+
+/// The slices of a copy between devices, whose memory is checked against the contexts named.
+///
+/// # Safety
+/// `p` is null or a valid descriptor, but for the values of its enums.
+unsafe fn slices_between(p: *const CUDA_MEMCPY3D_PEER) -> Result<Vec<Slice>, u32> {
+    // SAFETY: the two have the same fields in the same places, but that contexts are where the other has reserved pointers.
+    let slices = unsafe { slices(p.cast::<CUDA_MEMCPY3D>(), true)? };
+    let mut guard = enter()?;
+    // SAFETY: `slices` refuses null.
+    let contexts = unsafe { [(*p).dstContext, (*p).srcContext] };
+    for slice in &slices {
+        for (side, context) in [&slice.dst, &slice.src].into_iter().zip(contexts) {
+            check_side(&mut guard, side, context)?;
+        }
+    }
+    Ok(slices)
+}
+
+/// Checks that one side of a copy is memory of the device of its context.
+fn check_side(guard: &mut Guard, side: &Side, context: CUcontext) -> Answer {
+    match side.kind {
+        CUmemorytype::CU_MEMORYTYPE_HOST => Ok(()),
+        CUmemorytype::CU_MEMORYTYPE_ARRAY => {
+            let base = guard.array(side.array)?.image.base;
+            check_owners(guard, [(base, context)])
+        }
+        _ => check_owners(guard, [(side.device, context)]),
+    }
 }
 
 api! {
@@ -94,5 +128,17 @@ api! {
         let mut guard = enter()?;
         check_owners(&mut guard, [(dst, dst_context), (src, src_context)])?;
         copy(guard, stream, Copy::between(dst, src, bytes as u64), false)
+    }
+
+    fn cuMemcpy3DPeer(p: *const CUDA_MEMCPY3D_PEER) {
+        // SAFETY: the caller promised the driver API a descriptor.
+        let slices = unsafe { slices_between(p)? };
+        copy_slices(&slices, std::ptr::null_mut(), false)
+    }
+
+    fn cuMemcpy3DPeerAsync(p: *const CUDA_MEMCPY3D_PEER, stream: CUstream) {
+        // SAFETY: the caller promised the driver API a descriptor.
+        let slices = unsafe { slices_between(p)? };
+        copy_slices(&slices, stream, false)
     }
 }

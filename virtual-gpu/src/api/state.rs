@@ -6,14 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::clock::{Clock, Order};
 use super::codes::*;
+use super::descriptors::{TextureDescriptor, ViewDescriptor};
+use super::resource::Resource;
 use super::stream_id::{Mark, NULL_IS_PER_THREAD, StreamId, is_null, is_per_thread, own_stream};
 use super::work::{Exec, Graph, Work};
 use crate::arch::Arch;
 use crate::config::Config;
 use crate::exec::{Gpu, LoadedModule};
 use crate::finding::{self, Finding};
+use crate::image::{Format, Image};
 use crate::memory::{Kind, WRITTEN, device_of};
 use crate::ptx::Module;
+use crate::texture::Object as Seen;
 
 pub(super) struct Queued {
     pub work: Work,
@@ -106,6 +110,36 @@ pub(super) struct Library {
     pub loaded: BTreeMap<usize, u64>,
 }
 
+/// A CUDA array.
+pub(super) struct Array {
+    pub device: usize,
+    pub image: Image,
+    /// As it was made with.
+    pub flags: u32,
+    pub for_surfaces: bool,
+    pub for_gathers: bool,
+    pub is_cubemap: bool,
+}
+
+/// A texture object, or a surface object, which has no sampling.
+pub(super) struct Object {
+    pub device: usize,
+    pub resource: Resource,
+    /// As it was made with.
+    pub sampling: Option<(TextureDescriptor, Option<ViewDescriptor>)>,
+    pub seen: Seen,
+}
+
+/// A texture or surface reference of a module.
+pub(super) struct Reference {
+    pub module: u64,
+    pub is_surface: bool,
+    /// Of linear memory; an array has its own.
+    pub format: Option<Format>,
+    pub sampling: TextureDescriptor,
+    pub bound: Option<(Resource, Image)>,
+}
+
 /// A kernel of a library.
 pub(super) struct LibraryKernel {
     pub library: u64,
@@ -185,6 +219,10 @@ pub(super) struct Driver {
     pub contexts: HashMap<u64, Context>,
     pub libraries: HashMap<u64, Library>,
     pub kernels: HashMap<u64, LibraryKernel>,
+    pub arrays: HashMap<u64, Array>,
+    pub objects: HashMap<u64, Object>,
+    /// Those of modules that were asked for, by the addresses of their variables, which are their handles.
+    pub references: HashMap<u64, Reference>,
     pub next_handle: u64,
     pub random: u64,
     /// Whether the running work is part of a graph.
@@ -341,6 +379,10 @@ impl Driver {
     pub fn pinned(&self, address: u64, bytes: u64) -> bool {
         device_of(address).is_none()
             && self.holder(address).memory.locate(address, bytes).is_ok_and(|a| a.kind != Kind::Device)
+    }
+
+    pub fn array(&self, handle: cust_raw::CUarray) -> Result<&Array, u32> {
+        self.arrays.get(&(handle as u64)).ok_or(INVALID_HANDLE)
     }
 
     pub fn module(&self, id: u64) -> Result<&OnDevice, u32> {

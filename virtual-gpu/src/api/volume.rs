@@ -7,7 +7,8 @@ use cust_raw::*;
 use super::call::{Out, api};
 use super::codes::*;
 use super::entry::enter;
-use super::memory::{Slice, check_kinds, copy_slice, set, set_at_once};
+use super::memory::{set, set_at_once};
+use super::rows::{Side, Slice, check_kinds, copy_slices};
 
 /// Bytes to which rows are aligned.
 const PITCH: usize = 512;
@@ -36,11 +37,11 @@ fn set_rows(
     Ok(())
 }
 
-/// The slices of a volume's copy, one after the other.
+/// The slices of a volume's copy, one after the other; `between` devices that the caller has named.
 ///
 /// # Safety
 /// `p` is null or a valid descriptor, but for the values of its enums.
-pub(super) unsafe fn slices(p: *const CUDA_MEMCPY3D) -> Result<Vec<Slice>, u32> {
+pub(super) unsafe fn slices(p: *const CUDA_MEMCPY3D, between: bool) -> Result<Vec<Slice>, u32> {
     if p.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -54,36 +55,38 @@ pub(super) unsafe fn slices(p: *const CUDA_MEMCPY3D) -> Result<Vec<Slice>, u32> 
     let or = |n: usize, least: usize| if n == 0 { least } else { n };
     let (src_pitch, dst_pitch) = (or(p.srcPitch, p.WidthInBytes), or(p.dstPitch, p.WidthInBytes));
     let (src_height, dst_height) = (or(p.srcHeight, p.Height), or(p.dstHeight, p.Height));
-    if src_height < p.Height || dst_height < p.Height {
+    let is_array = |kind| kind == CUmemorytype::CU_MEMORYTYPE_ARRAY;
+    let is_low = |kind, height: usize| !is_array(kind) && height < p.Height;
+    if is_low(p.srcMemoryType, src_height) || is_low(p.dstMemoryType, dst_height) {
         return Err(INVALID_VALUE);
     }
-    let slice = |z: usize| {
-        // the row at which the slice begins
-        let row = |from: usize, height: usize, y: usize| {
-            (from.checked_add(z))
-                .and_then(|z| z.checked_mul(height))
-                .and_then(|n| n.checked_add(y))
-                .ok_or(INVALID_VALUE)
-        };
+    let slice = |n: usize| {
         Ok(Slice {
-            src: (
-                p.srcMemoryType,
-                p.srcHost,
-                p.srcDevice,
-                p.srcXInBytes,
-                row(p.srcZ, src_height, p.srcY)?,
-                src_pitch,
-            ),
-            dst: (
-                p.dstMemoryType,
-                p.dstHost.cast_const(),
-                p.dstDevice,
-                p.dstXInBytes,
-                row(p.dstZ, dst_height, p.dstY)?,
-                dst_pitch,
-            ),
+            src: Side {
+                kind: p.srcMemoryType,
+                host: p.srcHost,
+                device: p.srcDevice,
+                array: p.srcArray,
+                x: p.srcXInBytes,
+                y: p.srcY,
+                z: p.srcZ.checked_add(n).ok_or(INVALID_VALUE)?,
+                pitch: src_pitch,
+                height: src_height,
+            },
+            dst: Side {
+                kind: p.dstMemoryType,
+                host: p.dstHost.cast_const(),
+                device: p.dstDevice,
+                array: p.dstArray,
+                x: p.dstXInBytes,
+                y: p.dstY,
+                z: p.dstZ.checked_add(n).ok_or(INVALID_VALUE)?,
+                pitch: dst_pitch,
+                height: dst_height,
+            },
             width: p.WidthInBytes,
             rows: p.Height,
+            between,
         })
     };
     (0..p.Depth).map(slice).collect()
@@ -92,8 +95,8 @@ pub(super) unsafe fn slices(p: *const CUDA_MEMCPY3D) -> Result<Vec<Slice>, u32> 
 /// Copies a volume.
 fn copy_volume(p: *const CUDA_MEMCPY3D, stream: CUstream, synchronous: bool) -> Answer {
     // SAFETY: the caller promised the driver API a descriptor.
-    let slices = unsafe { slices(p)? };
-    slices.iter().try_for_each(|slice| copy_slice(slice, stream, synchronous))
+    let slices = unsafe { slices(p, false)? };
+    copy_slices(&slices, stream, synchronous)
 }
 
 api! {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use super::resource::Bound;
 use super::stream_id::StreamId;
 use crate::exec::LoadedModule;
 use crate::memory::{Allocation, Memory};
@@ -79,6 +80,8 @@ pub(super) struct KernelLaunch {
     pub registers: u32,
     /// Whether its blocks may wait for each other.
     pub cooperative: bool,
+    /// What was bound to the module's references when it was queued.
+    pub references: Vec<Bound>,
 }
 
 impl KernelLaunch {

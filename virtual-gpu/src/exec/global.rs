@@ -158,32 +158,8 @@ fn load_by_lane(
     at: &[u64; LANES],
     mask: u32,
 ) -> Check {
-    let bytes = what.bytes;
     for l in lanes(mask) {
-        let (p, shadow) = global(b, w, what, l, at[l])?;
-        // SAFETY: `global` checked bounds and alignment; the shadow is aligned as the data.
-        let known = shadow.is_none_or(|s| unsafe { written(s, bytes) });
-        if !known {
-            return Err(uninitialized(b, w, what, l, "global", at[l]));
-        }
-        if let (Some(not_yet), Some(s)) = (&b.job.unordered, shadow) {
-            // SAFETY: the access was located, so the shadow has `bytes` bytes from `s` on; one is read after the other.
-            let early = |i| not_yet[unsafe { get(s.add(i), 1) } as usize];
-            if (0..bytes as usize).any(early) {
-                return Err(unordered(b, w, what, l, at[l]));
-            }
-        }
-        if let Some(remote) = &b.job.remote
-            && (b.job.memory.foreign(at[l]).is_some() || crate::memory::device_of(at[l]).is_none())
-        {
-            remote.note(at[l], bytes.into());
-        }
-        if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose) {
-            let n = b.last_allocation;
-            let watched = races.reads(n, &b.job.snapshot.live[n], global_party(b, w, what.line));
-            let conflict = watched.and_then(|watched| watched.read(at[l], bytes));
-            no_global_race(b, w, what, l, at[l], conflict)?;
-        }
+        let p = checked_load(b, w, what, l, at[l])?;
         for (k, &row) in rows.iter().enumerate() {
             // SAFETY: the access was located, so its bytes from `p` on are inside the allocation, and element k is one of them.
             let v = unsafe { get(p.add(k * a.size as usize), a.size) };
@@ -191,6 +167,50 @@ fn load_by_lane(
         }
     }
     Ok(())
+}
+
+/// Up to 16 bytes of one lane, a power of two of them; the others are 0.
+pub(super) fn read(b: &mut Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Check<[u8; 16]> {
+    let p = checked_load(b, w, what, lane, at)?;
+    let part = what.bytes.min(8) as usize;
+    let mut bytes = [0; 16];
+    for from in (0..what.bytes as usize).step_by(part) {
+        // SAFETY: the access was located, so its bytes from `p` on are inside the allocation, aligned to their number.
+        let v = unsafe { get(p.add(from), part as u8) };
+        bytes[from..from + part].copy_from_slice(&v.to_le_bytes()[..part]);
+    }
+    Ok(bytes)
+}
+
+/// Host pointer to what a lane loads, after all checks.
+#[inline(always)]
+fn checked_load(b: &mut Block<'_>, w: &Warp, what: What, l: usize, at: u64) -> Check<*mut u8> {
+    let bytes = what.bytes;
+    let (p, shadow) = global(b, w, what, l, at)?;
+    // SAFETY: `global` checked bounds and alignment; the shadow is aligned as the data.
+    let known = shadow.is_none_or(|s| unsafe { written(s, bytes) });
+    if !known {
+        return Err(uninitialized(b, w, what, l, "global", at));
+    }
+    if let (Some(not_yet), Some(s)) = (&b.job.unordered, shadow) {
+        // SAFETY: the access was located, so the shadow has `bytes` bytes from `s` on; one is read after the other.
+        let early = |i| not_yet[unsafe { get(s.add(i), 1) } as usize];
+        if (0..bytes as usize).any(early) {
+            return Err(unordered(b, w, what, l, at));
+        }
+    }
+    if let Some(remote) = &b.job.remote
+        && (b.job.memory.foreign(at).is_some() || crate::memory::device_of(at).is_none())
+    {
+        remote.note(at, bytes.into());
+    }
+    if let Some(races) = b.job.global_races.as_ref().filter(|_| !what.loose) {
+        let n = b.last_allocation;
+        let watched = races.reads(n, &b.job.snapshot.live[n], global_party(b, w, what.line));
+        let conflict = watched.and_then(|watched| watched.read(at, bytes));
+        no_global_race(b, w, what, l, at, conflict)?;
+    }
+    Ok(p)
 }
 
 #[inline(always)]

@@ -14,6 +14,7 @@ use crate::finding::Finding;
 use crate::memory::{Memory, Snapshot};
 use crate::ptx::inst::Function;
 use crate::ptx::{Kernel, Lines};
+use crate::texture::Objects;
 
 /// Bytes of text that a launch may print: the default size of CUDA's buffer.
 pub(super) const PRINT_LIMIT: usize = 1 << 20;
@@ -47,6 +48,7 @@ pub(super) struct Job<'a> {
     pub unordered: Option<Box<[bool; 256]>>,
     pub remote: Option<Arc<RemoteReads>>,
     pub cooperative: bool,
+    pub objects: Objects,
     /// Lanes of a warp are scheduled on their own.
     pub independent: bool,
     /// What releases and acquires order is tracked.

@@ -28,6 +28,8 @@ mod shape;
 mod shared_arrays;
 mod sparse;
 mod step;
+mod surface;
+mod texture;
 mod traffic;
 mod video;
 mod warp;
@@ -41,6 +43,7 @@ use crate::counters::Counters;
 use crate::finding::{Fault, Finding, FindingKind};
 use crate::memory::{Allocation, CODE, CODE_SPAN, CODE_STEP, Memory, MemoryError, WRITTEN};
 use crate::ptx::{Kernel, Module, Pointer, VarSpace};
+use crate::texture::Objects;
 use alu::Fast;
 use block::Block;
 use global_races::GlobalRaces;
@@ -86,6 +89,8 @@ pub(crate) struct LaunchContext {
     pub remote: Option<Arc<RemoteReads>>,
     /// Whether all blocks are resident at once, so that they may wait for each other.
     pub cooperative: bool,
+    /// The device's textures and surfaces.
+    pub objects: Objects,
 }
 
 /// Bytes of the memory at which the blocks of a cooperative launch wait: its size and the barrier's word. Source:
@@ -95,7 +100,14 @@ const WORKSPACE: [u8; 8] = [8, 0, 0, 0, 0, 0, 0, 0];
 impl LaunchContext {
     /// For a process with one device.
     pub const fn single_device() -> Self {
-        Self { peers: Vec::new(), writer: WRITTEN, unordered: None, remote: None, cooperative: false }
+        Self {
+            peers: Vec::new(),
+            writer: WRITTEN,
+            unordered: None,
+            remote: None,
+            cooperative: false,
+            objects: Objects::new(),
+        }
     }
 }
 
@@ -112,8 +124,20 @@ pub struct LoadedModule {
 impl LoadedModule {
     /// Address and size of a global or constant variable.
     pub fn global(&self, name: &str) -> Option<(u64, u64)> {
-        let i = self.module.variables.iter().position(|v| v.name == name && v.space != VarSpace::Shared)?;
+        self.variable(name, &[VarSpace::Global, VarSpace::Const])
+    }
+
+    /// Address and size of a variable of one of these spaces.
+    pub(crate) fn variable(&self, name: &str, spaces: &[VarSpace]) -> Option<(u64, u64)> {
+        let i = self.module.variables.iter().position(|v| v.name == name && spaces.contains(&v.space))?;
         Some((self.addresses[i], self.module.variables[i].bytes))
+    }
+
+    /// The addresses of its texture and surface references.
+    pub(crate) fn references(&self) -> impl Iterator<Item = u64> {
+        let variables = self.module.variables.iter().zip(&self.addresses);
+        let is_reference = |space| matches!(space, VarSpace::Texture | VarSpace::Surface);
+        variables.filter(move |(v, _)| is_reference(v.space)).map(|(_, &at)| at)
     }
 }
 
@@ -318,7 +342,7 @@ impl<'a> Job<'a> {
         context: LaunchContext,
         workspace: u64,
     ) -> Self {
-        let LaunchContext { peers, writer, unordered, remote, cooperative } = context;
+        let LaunchContext { peers, writer, unordered, remote, cooperative, objects } = context;
         let mut snapshot = gpu.memory.snapshot();
         if !peers.is_empty() {
             snapshot.live.extend(peers);
@@ -351,6 +375,7 @@ impl<'a> Job<'a> {
             unordered,
             remote,
             cooperative,
+            objects,
             independent: gpu.config.card.arch.independent_lanes(),
             orders: gpu.config.card.arch.independent_lanes() && gpu.config.checks.races,
             workspace,

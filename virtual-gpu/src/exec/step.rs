@@ -14,6 +14,8 @@ use super::matrix;
 use super::order;
 use super::print;
 use super::regs::{FULL, LANES, lanes, store_wide};
+use super::surface;
+use super::texture;
 use super::warp::{Entry, Frame, Stop, Wait, Warp};
 use crate::finding::FindingKind;
 use crate::ptx::SourceLine;
@@ -289,7 +291,14 @@ impl Warp {
                         self.exchange(b, f, (inst, start + pc as usize), mask)?;
                         return Ok(Stop::Barrier);
                     }
-                    Op::Ld(_) | Op::St(_) | Op::Atom { .. } if !b.costs.is_empty() => {
+                    Op::Ld(_)
+                    | Op::St(_)
+                    | Op::Atom { .. }
+                    | Op::Fetch(_)
+                    | Op::SurfaceLoad(_)
+                    | Op::SurfaceStore(_)
+                        if !b.costs.is_empty() =>
+                    {
                         let before = line_costs::traffic(&b.counters);
                         self.access(b, f, (inst, start + pc as usize), mask)?;
                         b.costs[start + pc as usize].add_traffic(before, &b.counters);
@@ -297,6 +306,10 @@ impl Warp {
                     Op::Ld(_) | Op::St(_) | Op::Atom { .. } => {
                         self.access(b, f, (inst, start + pc as usize), mask)?
                     }
+                    Op::Fetch(_) | Op::SurfaceLoad(_) | Op::SurfaceStore(_) => {
+                        self.access(b, f, (inst, start + pc as usize), mask)?
+                    }
+                    Op::Query { query, surface } => texture::query(b, self, inst, query, surface, mask)?,
                     Op::Cvta { .. } | Op::IsSpace { .. } => access::address(self, inst, mask),
                     Op::Shfl { .. }
                     | Op::Vote { .. }
@@ -379,6 +392,9 @@ impl Warp {
             Op::Atom { op, ty, space, addr_wide, order } => {
                 atomic::atomic(b, self, at, (op, ty, order), (space, addr_wide), mask)
             }
+            Op::Fetch(fetch) => texture::fetch(b, self, f, at, fetch, mask),
+            Op::SurfaceLoad(a) => surface::access(b, self, f, at, (a, true), mask),
+            Op::SurfaceStore(a) => surface::access(b, self, f, at, (a, false), mask),
             _ => Ok(()),
         }?;
         if order.acquires() {

@@ -264,6 +264,15 @@ pub(crate) enum Op {
     },
     Ld(Access),
     St(Access),
+    /// `tex` and `tld4`
+    Fetch(super::texture::Fetch),
+    SurfaceLoad(super::texture::SurfaceAccess),
+    SurfaceStore(super::texture::SurfaceAccess),
+    /// `txq` and `suq`: d = an attribute of the object in row a
+    Query {
+        query: super::texture::Query,
+        surface: bool,
+    },
     /// d = old value (NONE for `red`), b operand, c second operand of `cas`.
     Atom {
         op: Atom,

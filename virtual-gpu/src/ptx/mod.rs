@@ -16,6 +16,7 @@ mod parser;
 mod pointers;
 mod recursion;
 mod registers;
+pub(crate) mod texture;
 pub(crate) mod video;
 mod words;
 
@@ -113,6 +114,10 @@ pub(crate) enum VarSpace {
     Global,
     Const,
     Shared,
+    /// `.global .texref`: its address stands for what is bound to it.
+    Texture,
+    /// `.global .surfref`
+    Surface,
 }
 
 /// A pointer in an initialiser.

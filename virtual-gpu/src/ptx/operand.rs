@@ -63,6 +63,8 @@ pub(super) enum Arg<'a> {
     Vector(Vec<Arg<'a>>),
     /// `[base + offset]`
     Address(Option<&'a str>, i64),
+    /// `[object, {x, y}]`
+    Object(&'a str, Vec<Arg<'a>>),
     /// `p|q`
     Pair(&'a str, &'a str),
 }

@@ -291,7 +291,41 @@ impl<'a> Parser<'a, '_> {
         Ok(d)
     }
 
+    /// `.texref name;` or `.surfref name;`, a variable of 8 bytes.
+    fn reference(&mut self, u: &mut Unit<'a>, space: VarSpace, external: bool) -> Result<(), PtxError> {
+        let name = self.word()?;
+        if external || self.peek() != Some(Tok::Punct(b';')) {
+            return self.err(format!(
+                "`{name}`: references are not external here, no arrays, and have no initialisers"
+            ));
+        }
+        let (element, unsized_array) = (8, false);
+        let d = Decl { name, bytes: 8, element, align: 8, unsized_array, count: None, width: None };
+        self.module_variable(u, d.variable(space, false), name, Name::Global)
+    }
+
+    /// Adds a variable of the module; the declaration's end follows.
+    fn module_variable(
+        &mut self,
+        u: &mut Unit<'a>,
+        v: Variable,
+        name: &'a str,
+        as_name: fn(u32) -> Name,
+    ) -> Result<(), PtxError> {
+        let id = u.m.variables.len() as u32;
+        if u.names.insert(name, as_name(id)).is_some() {
+            return self.err(format!("`{name}` is declared twice"));
+        }
+        u.m.variables.push(v);
+        self.expect(b';')
+    }
+
     fn variable(&mut self, u: &mut Unit<'a>, space: &str, external: bool) -> Result<(), PtxError> {
+        for (word, reference) in [(".texref", VarSpace::Texture), (".surfref", VarSpace::Surface)] {
+            if space == ".global" && self.eat_word(word) {
+                return self.reference(u, reference, external);
+            }
+        }
         let d = self.decl()?;
         let space = match space {
             ".global" => VarSpace::Global,
@@ -316,13 +350,8 @@ impl<'a> Parser<'a, '_> {
         } else if d.unsized_array && !dynamic {
             return self.err("the array has no size");
         }
-        let id = u.m.variables.len() as u32;
-        let name = if space == VarSpace::Shared { Name::Shared(id) } else { Name::Global(id) };
-        if u.names.insert(d.name, name).is_some() {
-            return self.err(format!("`{}` is declared twice", d.name));
-        }
-        u.m.variables.push(v);
-        self.expect(b';')
+        let as_name = if space == VarSpace::Shared { Name::Shared } else { Name::Global };
+        self.module_variable(u, v, d.name, as_name)
     }
 
     fn initialiser(&mut self, u: &Unit<'a>, d: &Decl<'a>, v: &mut Variable) -> Result<(), PtxError> {
@@ -555,7 +584,13 @@ impl<'a> Parser<'a, '_> {
                     if self.peek() == Some(Tok::Punct(b'{')) {
                         return self.err("a vector in a vector");
                     }
+                    if self.peek() == Some(Tok::Punct(b'[')) {
+                        return self.err("brackets in a vector");
+                    }
                     vector.push(self.arg()?);
+                }
+                if self.peek() == Some(Tok::Punct(b'|')) {
+                    return self.err("a predicate for memory that is not resident is not supported");
                 }
                 Ok(Arg::Vector(vector))
             }
@@ -568,6 +603,11 @@ impl<'a> Parser<'a, '_> {
                     }
                     _ => None,
                 };
+                if let Some(object) = base
+                    && self.eat(b',')
+                {
+                    return self.object(object);
+                }
                 let mut offset = if base.is_none() { self.signed()? } else { 0 };
                 if self.eat(b'+') || (base.is_some() && self.peek() == Some(Tok::Punct(b'-'))) {
                     offset = self.signed()?;
@@ -603,6 +643,21 @@ impl<'a> Parser<'a, '_> {
                 self.pos -= 1;
                 self.err("an operand is expected")
             }
+        }
+    }
+
+    /// The coordinates of a texture or surface, up to the bracket; a vector of them has no brackets inside.
+    fn object(&mut self, object: &'a str) -> Result<Arg<'a>, PtxError> {
+        let mut parts = Vec::new();
+        loop {
+            if self.peek() == Some(Tok::Punct(b'[')) {
+                return self.err("brackets in brackets");
+            }
+            parts.push(self.arg()?);
+            if self.eat(b']') {
+                return Ok(Arg::Object(object, parts));
+            }
+            self.expect(b',')?;
         }
     }
 

@@ -4,6 +4,7 @@
 //! available, use its number instead.
 
 use super::inst::*;
+use super::texture::coordinates;
 use super::{Kernel, Module};
 
 /// Registers that the ABI and address arithmetic take beyond the live values.
@@ -222,6 +223,23 @@ fn visit(i: &Inst, f: &Function, mut see: impl FnMut(bool, Row, bool)) {
             let data = if load { &i.d } else { &i.b };
             let rows = if a.count == 1 { std::slice::from_ref(data) } else { list(*data, a.count as i64) };
             rows.iter().for_each(|&r| see(a.wide, r, load));
+        }
+        Op::Fetch(fetch) => {
+            see(true, i.a, false);
+            list(i.c, coordinates(fetch.geometry) as i64).iter().for_each(|&r| see(false, r, false));
+            list(i.d, 4).iter().for_each(|&r| see(false, r, true));
+        }
+        Op::SurfaceLoad(a) | Op::SurfaceStore(a) => {
+            see(true, i.a, false);
+            list(i.c, coordinates(a.geometry) as i64).iter().for_each(|&r| see(false, r, false));
+            let load = matches!(i.op, Op::SurfaceLoad(_));
+            let data = if load { &i.d } else { &i.b };
+            let rows = if a.count == 1 { std::slice::from_ref(data) } else { list(*data, a.count as i64) };
+            rows.iter().for_each(|&r| see(a.wide, r, load));
+        }
+        Op::Query { .. } => {
+            see(true, i.a, false);
+            see(false, i.d, true);
         }
         Op::Atom { ty, addr_wide, .. } => {
             let wide = ty.bits() == 64;

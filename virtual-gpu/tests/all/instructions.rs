@@ -994,7 +994,7 @@ fn newer_instructions_are_refused_with_their_line() {
         ("ld.relaxed.gpu.global.u32 %r0, [%rd1];", "sm_70"),
         ("tanh.approx.f32 %r0, %r1;", "sm_75"),
         ("max.NaN.f32 %r0, %r1, %r2;", "sm_80"),
-        ("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [t, {%r1}];", "textures"),
+        ("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [t, {%r1}];", "`t` is not declared"),
         ("add.u32 %r0, %rd1, %r2;", "64 bits"),
         ("add.wrong.u32 %r0, %r1, %r2;", "modifier .wrong"),
         ("add.u32 %r0, %r1;", "operands"),

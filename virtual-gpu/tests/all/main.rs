@@ -2,6 +2,7 @@
 
 mod common;
 
+mod arrays;
 mod checks;
 mod control_flow;
 mod driver_api;
@@ -17,5 +18,8 @@ mod newer_archs;
 mod nvcc;
 mod orders;
 mod pointer_calls;
+mod references;
 mod several_devices;
+mod surfaces;
+mod textures;
 mod video;

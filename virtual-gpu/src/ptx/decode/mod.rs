@@ -9,6 +9,7 @@ mod control;
 mod integer;
 mod matrix;
 mod memory;
+mod texture;
 mod video;
 
 use std::ops::RangeInclusive;
@@ -136,8 +137,8 @@ impl<'a> Body<'a, '_> {
             let name = target.name();
             return self.err(format!("`{opcode}`: for {name} PTX 6.4 and later have {base}.sync alone"));
         }
-        if matches!(base, "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq") {
-            return self.err(format!("`{opcode}`: textures and surfaces are not supported"));
+        if matches!(base, "sured" | "istypep") {
+            return self.err(format!("`{opcode}`: of surfaces there are loads and stores alone"));
         }
         Ok(())
     }
@@ -298,6 +299,7 @@ impl<'a> Decoder<'a, '_, '_> {
             "shfl" | "vote" | "activemask" | "match" | "bar" | "barrier" | "membar" | "fence"
             | "nanosleep" => self.warp(),
             "mma" | "ldmatrix" => self.matrix(),
+            "tex" | "tld4" | "txq" | "suld" | "sust" | "suq" => self.texture(),
             "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "pmevent" => self.control(),
             base if base.starts_with('v') => self.video(),
             _ => self.err("unknown or unsupported instruction"),

@@ -1,8 +1,11 @@
 //! Calls of the driver API by name, and kernels whose results are a number of each thread.
 
+pub mod images;
+
 use pascaline_virtual_gpu::{
     Arch, Checks, Config, Counters, Finding, Gpu, Launch, Module, restart, take_findings,
 };
+use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard};
 
 /// The virtual GPU anew, for one test at a time: the driver's state is that of the process.
@@ -94,4 +97,11 @@ ret;
     let mut bytes = vec![0; 4 * threads as usize];
     gpu.read(out, &mut bytes).unwrap();
     Ok(bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect())
+}
+
+/// Makes the primary context of device 0 current.
+pub fn primary() {
+    let mut context = std::ptr::null_mut::<c_void>();
+    call!("cuDevicePrimaryCtxRetain", (*mut *mut c_void, c_int), &mut context, 0);
+    call!("cuCtxSetCurrent", (*mut c_void), context);
 }
