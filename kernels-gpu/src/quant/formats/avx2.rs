@@ -223,10 +223,8 @@ pub(super) fn two_halves(words: __m256i) -> [__m256; 2] {
     let low = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
     let packed = _mm256_packus_epi32(low, _mm256_srli_epi32::<16>(words));
     let in_order = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
-    [_mm256_castsi256_si128(in_order), _mm256_extracti128_si256::<1>(in_order)].map(|halves| {
-        // SAFETY: this function has the features.
-        unsafe { _mm256_cvtph_ps(halves) }
-    })
+    [_mm256_castsi256_si128(in_order), _mm256_extracti128_si256::<1>(in_order)]
+        .map(|halves| _mm256_cvtph_ps(halves))
 }
 
 /// The low nibbles of the bytes.

@@ -371,12 +371,14 @@ mod on_host {
 #[cfg(target_arch = "x86_64")]
 mod on_avx2 {
     use super::super::Format;
+    use super::super::avx2;
     use super::super::avx2::{
         Avx2, ROWS, Steps, half, load, load_half, nibbles, products, sums_of_each, two_halves, upper_bits,
         word,
     };
-    use super::super::avx512::{Avx512, Quants, ROWS as LANES, WORDS, four_words, nibbles_of_pair, with_upper};
-    use super::super::avx2;
+    use super::super::avx512::{
+        Avx512, Quants, ROWS as LANES, WORDS, four_words, nibbles_of_pair, with_upper,
+    };
     use super::Q6K;
     use std::arch::x86_64::*;
 

@@ -74,7 +74,7 @@ fn tile<F: Avx512, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &T
     let mut steps: Steps = [[_mm512_setzero_ps(); BLOCKS_PER_SUPER]; 4];
     for group in 0..w.groups {
         // SAFETY: this function has the features.
-        unsafe { F::steps_of_rows(&w.scales, group, &mut steps) };
+        unsafe { <F as Avx512>::steps_of_rows(&w.scales, group, &mut steps) };
         let w = w.group(group);
         for pair in 0..BLOCKS_PER_SUPER / 2 {
             // SAFETY: as above.
