@@ -11,7 +11,7 @@ use libloading::Library;
 
 /// The function `name` of the library as a function of these types.
 macro_rules! function {
-    ($library:ident, $name:literal, ($($ty:ty),*)) => {
+    ($library:ident, $name:expr, ($($ty:ty),*)) => {
         // SAFETY: the types are those of cuda.h.
         unsafe { $library.get::<unsafe extern "C" fn($($ty),*) -> u32>($name).expect("it is exported") }
     };
@@ -19,8 +19,8 @@ macro_rules! function {
 
 /// Calls a function and asserts its result.
 macro_rules! call {
-    ($library:ident, $name:literal, ($($ty:ty),*), ($($argument:expr),*)) => { call!($library, $name, ($($ty),*), ($($argument),*), 0) };
-    ($library:ident, $name:literal, ($($ty:ty),*), ($($argument:expr),*), $code:literal) => {{
+    ($library:ident, $name:expr, ($($ty:ty),*), ($($argument:expr),*)) => { call!($library, $name, ($($ty),*), ($($argument),*), 0) };
+    ($library:ident, $name:expr, ($($ty:ty),*), ($($argument:expr),*), $code:literal) => {{
         let f = function!($library, $name, ($($ty),*));
         // SAFETY: the arguments are valid for the call.
         let code = unsafe { f($($argument),*) };
@@ -69,6 +69,48 @@ struct Resource(c_int, [u64; 16], c_uint);
 #[repr(C)]
 struct Sampling([c_int; 4], [c_uint; 3], [f32; 7], [c_int; 12]);
 
+/// A module's kernel.
+fn kernel(cuda: &Library, ptx: &str, name: &str) -> *mut c_void {
+    let (mut module, mut kernel) = (null_mut::<c_void>(), null_mut::<c_void>());
+    let (ptx, name) = (CString::new(ptx).expect("no NUL"), CString::new(name).expect("no NUL"));
+    call!(cuda, b"cuModuleLoadData", (*mut *mut c_void, *const c_char), (&mut module, ptx.as_ptr()));
+    call!(
+        cuda,
+        b"cuModuleGetFunction",
+        (*mut *mut c_void, *mut c_void, *const c_char),
+        (&mut kernel, module, name.as_ptr())
+    );
+    kernel
+}
+
+/// Launches blocks of threads on the null stream: eleven arguments, five of them on the stack.
+fn launch(
+    cuda: &Library,
+    entry: &[u8],
+    kernel: *mut c_void,
+    [blocks, threads]: [c_uint; 2],
+    parameters: &mut [*mut c_void],
+) {
+    call!(
+        cuda,
+        entry,
+        (
+            *mut c_void,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            *mut c_void,
+            *mut *mut c_void,
+            *mut c_void
+        ),
+        (kernel, blocks, 1, 1, threads, 1, 1, 0, null_mut(), parameters.as_mut_ptr(), null_mut())
+    );
+}
+
 /// An array under the names that a program of cuda.h links to, and a kernel that filters it.
 fn sample_a_texture(cuda: &Library) {
     let values = [10f32, 20.0, 40.0, 80.0];
@@ -93,34 +135,9 @@ fn sample_a_texture(cuda: &Library) {
         (&mut texture, &resource, &sampling, null())
     );
     call!(cuda, b"cuMemAlloc_v2", (*mut u64, usize), (&mut out, 4 * 4));
-    let (mut module, mut kernel) = (null_mut::<c_void>(), null_mut::<c_void>());
-    let (ptx, name) = (CString::new(SAMPLE).expect("no NUL"), CString::new("sample").expect("no NUL"));
-    call!(cuda, b"cuModuleLoadData", (*mut *mut c_void, *const c_char), (&mut module, ptx.as_ptr()));
-    call!(
-        cuda,
-        b"cuModuleGetFunction",
-        (*mut *mut c_void, *mut c_void, *const c_char),
-        (&mut kernel, module, name.as_ptr())
-    );
+    let kernel = kernel(cuda, SAMPLE, "sample");
     let mut parameters = [(&raw mut out).cast::<c_void>(), (&raw mut texture).cast()];
-    call!(
-        cuda,
-        b"cuLaunchKernel",
-        (
-            *mut c_void,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            *mut c_void,
-            *mut *mut c_void,
-            *mut c_void
-        ),
-        (kernel, 1, 1, 1, 4, 1, 1, 0, null_mut(), parameters.as_mut_ptr(), null_mut())
-    );
+    launch(cuda, b"cuLaunchKernel", kernel, [1, 4], &mut parameters);
     let mut found = [0f32; 4];
     call!(cuda, b"cuMemcpyDtoH_v2", (*mut f32, u64, usize), (found.as_mut_ptr(), out, 4 * 4));
     assert_eq!(found, [12.5, 25.0, 50.0, 80.0]);
@@ -158,39 +175,14 @@ fn a_foreign_program_runs_and_is_reported_on() {
     // SAFETY: the out-parameter is valid.
     assert_eq!(unsafe { allocate(&mut out, 64 * 4) }, 0);
 
-    let (mut module, mut kernel) = (null_mut::<c_void>(), null_mut::<c_void>());
-    let (ptx, name) = (CString::new(PTX).expect("no NUL"), CString::new("store").expect("no NUL"));
-    call!(cuda, b"cuModuleLoadData", (*mut *mut c_void, *const c_char), (&mut module, ptx.as_ptr()));
-    call!(
-        cuda,
-        b"cuModuleGetFunction",
-        (*mut *mut c_void, *mut c_void, *const c_char),
-        (&mut kernel, module, name.as_ptr())
-    );
-    let launch = |blocks: c_uint| {
+    let kernel = kernel(&cuda, PTX, "store");
+    let store = |blocks: c_uint| {
         let mut address = out;
         let mut parameters = [(&raw mut address).cast::<c_void>()];
-        // eleven arguments, five of them on the stack, through the entry that sets the thread's own stream
-        call!(
-            cuda,
-            b"cuLaunchKernel_ptsz",
-            (
-                *mut c_void,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                *mut c_void,
-                *mut *mut c_void,
-                *mut c_void
-            ),
-            (kernel, blocks, 1, 1, 32, 1, 1, 0, null_mut(), parameters.as_mut_ptr(), null_mut())
-        );
+        // the entry that sets the thread's own stream
+        launch(&cuda, b"cuLaunchKernel_ptsz", kernel, [blocks, 32], &mut parameters);
     };
-    launch(2);
+    store(2);
     let per_thread = 2 as *mut c_void;
     call!(cuda, b"cuStreamSynchronize", (*mut c_void), (per_thread));
     let mut values = [0u32; 64];
@@ -207,7 +199,7 @@ fn a_foreign_program_runs_and_is_reported_on() {
 
     sample_a_texture(&cuda);
 
-    launch(3); // 32 elements beyond the allocation
+    store(3); // 32 elements beyond the allocation
     call!(cuda, b"cuCtxSynchronize", (), (), 700);
 
     let file = folder.path().join(format!("{}.jsonl", std::process::id()));

@@ -109,14 +109,12 @@ impl Driver {
             };
             let seen = match reference.is_surface {
                 true => Seen::Surface(image),
-                false => {
-                    let mut texture = sampled(&reference.sampling, image, resource, false)?;
-                    texture.for_gathers = match resource {
-                        Resource::Array(array) => self.arrays.get(&array).is_some_and(|a| a.for_gathers),
-                        _ => true,
-                    };
-                    Seen::Texture(texture)
-                }
+                false => Seen::Texture(sampled(
+                    &reference.sampling,
+                    image,
+                    resource,
+                    self.array_of_resource(resource),
+                )?),
             };
             Ok(Bound { at, resource: Some(resource), seen })
         };

@@ -385,6 +385,14 @@ impl Driver {
         self.arrays.get(&(handle as u64)).ok_or(INVALID_HANDLE)
     }
 
+    /// The array of a texture or surface, if it is of one that is not destroyed.
+    pub fn array_of_resource(&self, resource: Resource) -> Option<&Array> {
+        match resource {
+            Resource::Array(array) => self.arrays.get(&array),
+            _ => None,
+        }
+    }
+
     pub fn module(&self, id: u64) -> Result<&OnDevice, u32> {
         self.modules.get(&id).ok_or(INVALID_HANDLE)
     }

@@ -14,7 +14,7 @@ use super::entry::enter;
 use super::limits;
 use super::memory::device_range;
 use super::resource::Resource;
-use super::state::{Driver, Object};
+use super::state::{Array, Driver, Object};
 use crate::image::{Channel, Format, Geometry, Image};
 use crate::refusal::refuse;
 use crate::texture::{AddressMode, Object as Seen, Texture};
@@ -147,22 +147,22 @@ fn viewed(image: Image, view: &ViewDescriptor) -> Result<Image, u32> {
     Ok(seen)
 }
 
-/// A texture as its descriptor says that it is sampled.
+/// A texture as its descriptor says that it is sampled; `array` is what it was made of, if that is an array.
 pub(super) fn sampled(
     of: &TextureDescriptor,
     image: Image,
     resource: Resource,
-    cubemap: bool,
+    array: Option<&Array>,
 ) -> Result<Texture, u32> {
     let known = READ_AS_INTEGER | NORMALIZED | SRGB | NO_TRILINEAR_OPTIMIZATION | SEAMLESS_CUBEMAP;
     if of.flags & !known != 0 || !matches!(of.mipmap_filter, 0 | 1) {
         return Err(INVALID_VALUE);
     }
-    if of.flags & SEAMLESS_CUBEMAP != 0 && !cubemap {
-        return Err(INVALID_VALUE);
-    }
     if of.flags & SEAMLESS_CUBEMAP != 0 {
-        return refused("a texture with seamless filters of a cubemap");
+        return match array.is_some_and(|array| array.is_cubemap) {
+            true => refused("a texture with seamless filters of a cubemap"),
+            false => Err(INVALID_VALUE),
+        };
     }
     if of.flags & SRGB != 0 {
         return refused("a texture with conversion from sRGB");
@@ -189,7 +189,8 @@ pub(super) fn sampled(
     }
     let promotes = of.flags & READ_AS_INTEGER == 0 && image.format.channel.is_promoted();
     let border = of.border;
-    let texture = Texture { image, address, linear, normalized, promotes, border, for_gathers: false };
+    let for_gathers = array.is_none_or(|array| array.for_gathers);
+    let texture = Texture { image, address, linear, normalized, promotes, border, for_gathers };
     if linear && !texture.gives_floats() {
         return Err(INVALID_VALUE); // a filter's result is a float
     }
@@ -251,17 +252,13 @@ api! {
         let texture = *unsafe { texture.cast::<TextureDescriptor>().as_ref() }.ok_or(INVALID_VALUE)?;
         // SAFETY: null or the caller's descriptor, of plain numbers here.
         let view = unsafe { view.cast::<ViewDescriptor>().as_ref() }.copied();
-        let array = match resource {
-            Resource::Array(array) => d.arrays.get(&array),
-            _ => None,
-        };
+        let array = d.array_of_resource(resource);
         let image = match (&view, array) {
             (Some(view), Some(_)) => viewed(image, view)?,
             (Some(_), None) => return Err(INVALID_VALUE),
             (None, _) => image,
         };
-        let mut seen = sampled(&texture, image, resource, array.is_some_and(|array| array.is_cubemap))?;
-        seen.for_gathers = array.is_none_or(|array| array.for_gathers);
+        let seen = sampled(&texture, image, resource, array)?;
         let (device, handle) = (d.current, d.handle());
         let (sampling, seen) = (Some((texture, view)), Seen::Texture(seen));
         d.objects.insert(handle, Object { device, resource, sampling, seen });
