@@ -141,6 +141,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         let report = product(&ptx, &format!("matmul_{family}_nn_f32"), shape, [512; 3])?;
         row(family, simulated, both(&report, &TWO_SMS, registers));
     }
+    println!(
+        "\n| N³ NN in f32, 1080 Ti | cuBLAS, GFLOP/s | ours | by PTX alone | model |\n|---|---|---|---|---|"
+    );
+    // the kernels that `pascaline` takes there, unsplit: host/src/gpu/matmul/select.rs has a test of it
+    for (n, published, (family, shape, registers, _)) in [
+        (512, 4452.0, tiles[3]),
+        (1024, 7857.0, tiles[2]),
+        (2048, 9409.0, tiles[0]),
+        (4096, 10180.0, tiles[0]),
+    ] {
+        let report = product(&ptx, &format!("matmul_{family}_nn_f32"), shape, [512; 3])?;
+        let cells = both(&enlarge(&report, n / 512), &GTX1080TI, registers).map(|(share, bound)| {
+            let rate = share * GTX1080TI.fp32_flops() / 1e9;
+            format!("{rate:.0} ({bound}), {:+.0} %", (rate / published - 1.0) * 100.0)
+        });
+        println!("| {n} | {published} | {family} | {} | {} |", cells[0], cells[1]);
+    }
     println!("\nSGEMM 512, GTX 1080: {:?}", estimate(&tile, &GTX1080, 128));
     Ok(())
 }

@@ -243,7 +243,7 @@ fn a_model_that_can_not_fit_says_what_it_needs() {
 fn a_conversation_goes_on_after_it_was_out_of_memory() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pascaline"));
     command.arg("chat").arg("--model").arg(tiny()).args(["--device", "virtual", "--max-new-tokens", "2"]);
-    command.env("PASCALINE_VIRTUAL_MEMORY", "9000000");
+    command.env("PASCALINE_VIRTUAL_MEMORY", "4500000");
     let output = fed(&mut command, format!("Hello?\n{}\nAnd now?\n", "word ".repeat(600)).as_bytes());
     let notes = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{notes}");

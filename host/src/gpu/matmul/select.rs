@@ -228,6 +228,17 @@ pub(crate) mod tests {
         }
     }
 
+    /// The kernels that the cost model compares with cuBLAS: virtual-gpu/COSTS.md.
+    #[test]
+    fn square_products_on_a_gtx_1080_ti() {
+        let kernels = [512, 1024, 2048, 4096].map(|n| {
+            let plan = plan(&Query::plain(Layouts::Nn, [n; 3], 28));
+            (plan.kernel, plan.splits)
+        });
+        let sizes = [Size::Tile32, Size::Tile64x128, Size::Tile128, Size::Tile128];
+        assert_eq!(kernels, sizes.map(|size| (Kernel::Tile(size, Layouts::Nn), 1)));
+    }
+
     /// A table in which `wide128` needs half the power of the others.
     pub(crate) fn sparing() -> Table {
         let watts = FAMILIES.iter().map(|family| (family.name.to_owned(), 20.0));
