@@ -47,3 +47,7 @@ pub mod sparse {
 pub mod probe {
     pub use crate::gpu::probe::{COUNTED, Finding, run};
 }
+
+/// For `testing/interleavings`.
+#[cfg(feature = "shuttle")]
+pub use crate::parallel::Team;

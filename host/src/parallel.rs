@@ -3,6 +3,12 @@
 //! rayon's `for_each` compiles its joins, jobs and splits anew for each loop: about 4 kB of the program. Here the items are
 //! divided into tasks beforehand, and one function that is not generic runs them.
 
+mod team;
+
+#[cfg(feature = "shuttle")]
+pub use team::Team;
+pub(crate) use team::{release as release_team, with as with_team};
+
 use rayon::iter::plumbing::{Producer, ProducerCallback};
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +24,17 @@ pub(crate) trait InTasks: IndexedParallelIterator {
         let len = self.len();
         self.with_producer(Divide { len, f });
     }
+
+    /// As [`in_tasks`](Self::in_tasks). All items are visited; gives the first error.
+    fn try_in_tasks<E: Send>(self, f: impl Fn(Self::Item) -> Result<(), E> + Sync) -> Result<(), E> {
+        let error = Mutex::new(None);
+        self.in_tasks(|item| {
+            if let Err(found) = f(item) {
+                error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
+            }
+        });
+        error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
 }
 
 impl<I: IndexedParallelIterator> InTasks for I {}
@@ -27,19 +44,10 @@ pub(crate) type Write<'a, E> = dyn Fn(usize, &mut [u8]) -> Result<(), E> + Sync 
 
 /// Has threads write `bytes` in pieces of `piece` bytes. Gives the first error.
 pub(crate) fn try_pieces<E: Send>(bytes: &mut [u8], piece: usize, write: &Write<E>) -> Result<(), E> {
-    let error = Mutex::new(None);
-    bytes.par_chunks_mut(piece.max(1)).enumerate().in_tasks(|(number, bytes)| {
-        if let Err(found) = write(number * piece, bytes) {
-            error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
-        }
-    });
-    error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
-}
-
-/// Calls `f` on one of rayon's threads. Each loop of a caller that is none of them wakes such a thread and then waits to be woken, which
-/// takes longer than a small product; so a pass on the CPU goes there once for many loops.
-pub(crate) fn in_pool<R: Send>(f: impl FnOnce() -> R + Send) -> R {
-    rayon::scope(|_| f())
+    bytes
+        .par_chunks_mut(piece.max(1))
+        .enumerate()
+        .try_in_tasks(|(number, bytes)| write(number * piece, bytes))
 }
 
 struct Divide<F> {
@@ -81,10 +89,12 @@ fn begin(len: usize, tasks: usize, task: usize) -> usize {
 }
 
 fn run(tasks: usize, f: &(dyn Fn(usize) + Sync)) {
-    if tasks == 1 {
-        return f(0);
+    if tasks == 1 || rayon::current_num_threads() == 1 {
+        return (0..tasks).for_each(f);
     }
-    (0..tasks).into_par_iter().with_max_len(1).for_each(f);
+    if !team::run(tasks, f) {
+        (0..tasks).into_par_iter().with_max_len(1).for_each(f);
+    }
 }
 
 #[cfg(test)]

@@ -256,8 +256,10 @@ fn pass(
     };
     let whole = |cache: &mut KvCache| {
         let ropes = (0..steps.len()).map(rope).collect::<Result<Vec<_>>>()?;
-        let hidden = text.forward(&ids, &ropes, Images::default(), cache.caches(), &mut |_, _| Ok(()))?;
-        Logits::new(text.logits(&hidden)?, sampler)
+        let logits = text.pass_of_few(|| {
+            text.logits(&text.forward(&ids, &ropes, Images::default(), cache.caches(), &mut |_, _| Ok(()))?)
+        });
+        Logits::new(logits?, sampler)
     };
     if !capture {
         let logits = whole(cache)?;

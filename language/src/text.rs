@@ -333,6 +333,14 @@ impl TextModel {
         Ok(vec![h])
     }
 
+    /// Calls `f`, a pass of few rows, while the CPU's threads wait awake for their part of it: all, or the experts in host memory.
+    pub(super) fn pass_of_few<R>(&self, f: impl FnOnce() -> R) -> R {
+        match self.host_expert_layers() {
+            0 => self.device().pass(f),
+            _ => Device::Cpu.pass(f),
+        }
+    }
+
     /// The pass of a row split: each device computes its part of every layer.
     fn forward_in_parts<'a>(
         &self,

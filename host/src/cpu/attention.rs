@@ -4,6 +4,7 @@
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvView};
+use crate::parallel::InTasks;
 use crate::problem::attention::{HeadStrides, Problem};
 use crate::quant::Format;
 use crate::simd::{dot, vectorized};
@@ -167,10 +168,10 @@ fn over<TQ: Float, R: StoredRows>(
     let (out, q) = (slice_mut::<TQ>(&mut out)?, slice::<TQ>(q)?);
     let heads = problem.batch * problem.num_q_heads;
     let blocks = problem.q_len.div_ceil(QUERIES);
-    let rows: Vec<Vec<f32>> = (0..heads * blocks)
-        .into_par_iter()
-        .map(|task| vectorized!(block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES)))
-        .collect();
+    let mut rows = vec![Vec::new(); heads * blocks];
+    rows.par_iter_mut().enumerate().in_tasks(|(task, rows)| {
+        *rows = vectorized!(block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES));
+    });
     for (task, rows) in rows.iter().enumerate() {
         let start = start(problem.out, problem, task / blocks, 1);
         for (i, row) in rows.chunks_exact(problem.head_dim).enumerate() {

@@ -3,7 +3,7 @@
 
 use super::{slice, slice_mut};
 use crate::dtype::Float;
-use crate::parallel::InTasks;
+use crate::parallel::{InTasks, release_team};
 use crate::problem::activate::Epilogue;
 use crate::problem::matmul::{Matmul, MatrixStrides, Problem};
 use crate::{DType, Element, Result, Tensor, TensorMut};
@@ -73,7 +73,13 @@ fn product(
     };
     assert!(reach(m, k, a_strides) <= a.len() && reach(k, n, b_strides) <= b.len());
     assert!(reach(m, n, MatrixStrides { row: ldc, column: 1 }) <= c.len());
-    let parallelism = if m * n * k < PARALLEL { Parallelism::None } else { Parallelism::Rayon(0) };
+    let parallelism = match m * n * k < PARALLEL {
+        true => Parallelism::None,
+        false => {
+            release_team();
+            Parallelism::Rayon(0)
+        }
+    };
     // SAFETY: all elements that the sizes and strides reach are inside the slices (asserted above), and c is borrowed
     // mutably, so it overlaps neither input. gemm swaps the names of alpha and beta.
     unsafe {

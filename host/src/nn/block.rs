@@ -6,8 +6,7 @@ use super::map::Map;
 use super::matrix::{Change, Matrix};
 use super::mlp::Mlp;
 use super::norm::Norm;
-use crate::parallel::in_pool;
-use crate::{Device, Error, Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).
 ///
@@ -44,14 +43,10 @@ pub struct TransformerBlock {
 impl TransformerBlock {
     /// `x`: [rows, hidden] f32 → the same shape.
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
-        let whole = || {
+        x.device().pass(|| {
             let h = self.attend(x, true, rope, cache)?;
             self.feed_forward(&h, true)
-        };
-        match x.device() {
-            Device::Cpu => in_pool(whole),
-            Device::Cuda(_) => whole(),
-        }
+        })
     }
 
     /// The first half: attention(norm1(x)), plus x if `residual` is set. If several devices compute a part of the block

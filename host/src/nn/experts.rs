@@ -7,7 +7,6 @@ use super::map::Map;
 use super::matrix::Matrix;
 use super::norm::RmsNorm;
 use crate::ops::{self, ExpertRows, Routes};
-use crate::parallel::in_pool;
 use crate::problem::experts::Places;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
@@ -272,10 +271,7 @@ fn products(
     routes: &Routes,
     places: Option<[Places; 3]>,
 ) -> Result<Tensor> {
-    match x.device() {
-        Device::Cpu => in_pool(|| products_of(x, matrices, routes, places)),
-        Device::Cuda(_) => products_of(x, matrices, routes, places),
-    }
+    x.device().pass(|| products_of(x, matrices, routes, places))
 }
 
 fn products_of(

@@ -6,6 +6,7 @@ use super::elementwise::silu_mul;
 use super::linear::linear_into;
 use super::quant::{quant_matmul_rows_into, quantize_rows};
 use super::{embedding, linear};
+use crate::parallel::InTasks;
 use crate::problem::activate::Epilogue;
 use crate::problem::experts::{ExpertRows, Places, Routes, Sorted};
 use crate::quant::{QuantRows, QuantTensor};
@@ -261,8 +262,8 @@ pub(crate) fn experts_linear_at(
             let sharing = if matches!(x, ExpertRows::Tokens(_)) { routes.top_k() } else { 1 };
             gpu::experts::linear(device, y.view_mut()?, &rows, w, routes, (sharing, places))?;
         }
-        Device::Cpu => each_expert(&mut y, routes, |y, expert, start, len| {
-            let (x, w) = (rows.narrow(0, start, len)?, w.narrow(0, expert * n, n)?);
+        Device::Cpu => each_expert(&mut y, routes, |y, (row, rows_of_x), (first, rows_of_w)| {
+            let (x, w) = (rows.narrow(0, row, rows_of_x)?, w.narrow(0, first, rows_of_w)?);
             linear_into(y, &x, &w, None, &Epilogue::default())
         })?,
     }
@@ -393,8 +394,8 @@ pub fn quant_experts_rows(x: &QuantRows, w: &QuantTensor, routes: &Routes) -> Re
             let reason = "few tokens on a GPU: their rows stay f32".to_owned();
             return Err(LINEAR.unsupported("x", &x.shape, reason));
         }
-        (Device::Cpu, _) => each_expert(&mut y, routes, |y, expert, start, len| {
-            let (x, w) = (x.narrow(start, len)?, w.narrow(expert * n, n)?);
+        (Device::Cpu, _) => each_expert(&mut y, routes, |y, (row, rows_of_x), (first, rows_of_w)| {
+            let (x, w) = (x.narrow(row, rows_of_x)?, w.narrow(first, rows_of_w)?);
             quant_matmul_rows_into(y, &x, &w, &Epilogue::default())
         })?,
     }
@@ -409,35 +410,43 @@ fn padded(x: &Tensor) -> Result<Tensor> {
     Ok(wide)
 }
 
-/// Pairs whose experts the CPU passes through side by side: the products of so few rows are too short to be divided among threads.
+/// Pairs whose experts the CPU passes through side by side: the products of so few rows are too short to be divided among threads one by
+/// one.
 const SIDE_BY_SIDE: usize = 256;
+/// Columns of y that a task has then, of an expert's, whatever the number of threads.
+const COLUMNS: usize = 256;
 
-/// Calls a function with the rows of y of each expert that has any, on the CPU.
+/// Calls a function with a part of y for each expert that has any rows, on the CPU: some columns of all its rows. They are the product of the
+/// rows of x and of w whose first number and count the function is given.
 fn each_expert(
     y: &mut Tensor,
     routes: &Routes,
-    product: impl Fn(TensorMut, usize, usize, usize) -> Result<()> + Sync,
+    product: impl Fn(TensorMut, (usize, usize), (usize, usize)) -> Result<()> + Sync,
 ) -> Result<()> {
     let Some(sorted) = &routes.sorted else { return Ok(()) }; // on the CPU they are
     let starts = sorted.starts.to_vec::<u32>()?;
     let ranges = starts.windows(2).map(|range| (range[0] as usize, (range[1] - range[0]) as usize));
     let ranges: Vec<_> = ranges.enumerate().filter(|(_, (_, len))| *len > 0).collect();
+    let n = y.dims()[1];
     if routes.pairs() > SIDE_BY_SIDE {
         return ranges.into_iter().try_for_each(|(expert, (start, len))| {
-            product(y.view_mut()?.narrow(0, start, len)?, expert, start, len)
+            product(y.view_mut()?.narrow(0, start, len)?, (start, len), (expert * n, n))
         });
     }
-    let n = y.dims()[1];
-    let rows = ranges.par_iter().map(|&(expert, (start, len))| {
-        let mut rows = Tensor::uninitialized([len, n], DType::F32, &Device::Cpu)?;
-        product(rows.view_mut()?, expert, start, len)?;
-        Ok(rows)
+    let parts = ranges.into_iter().flat_map(|(expert, rows)| {
+        (0..n).step_by(COLUMNS).map(move |first| (expert, rows, first, COLUMNS.min(n - first)))
     });
-    let rows = rows.collect::<Result<Vec<_>>>()?;
-    ranges
-        .into_iter()
-        .zip(rows)
-        .try_for_each(|((_, (start, len)), rows)| copy_into(y.view_mut()?.narrow(0, start, len)?, &rows))
+    let mut parts: Vec<_> = parts.map(|part| (part, None)).collect();
+    parts.par_iter_mut().try_in_tasks(|((expert, rows, first, columns), product_of_part)| {
+        let mut y = Tensor::uninitialized([rows.1, *columns], DType::F32, &Device::Cpu)?;
+        product(y.view_mut()?, *rows, (*expert * n + *first, *columns))?;
+        *product_of_part = Some(y);
+        Ok(())
+    })?;
+    parts.into_iter().try_for_each(|((_, (start, len), first, columns), part)| match part {
+        Some(part) => copy_into(y.view_mut()?.narrow(0, start, len)?.narrow(1, first, columns)?, &part),
+        None => Ok(()), // there is none: each task has ended without an error
+    })
 }
 
 /// `y[t, :] = Σ weight · x[pair, :] + residual[t, :]` over the pairs of each token, the first choice first.

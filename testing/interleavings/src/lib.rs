@@ -1,1 +1,1 @@
-//! Tests only: see `tests/pool.rs`.
+//! Tests only: see `tests/all`.

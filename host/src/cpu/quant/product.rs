@@ -11,6 +11,7 @@ use super::tile::{Activations, ROWS};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{WeightBytes, avx2, avx512};
 use crate::cpu::{activate, slice, slice_mut};
+use crate::parallel::InTasks;
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{QuantRows, QuantTensor};
 use crate::simd::{Avx2, Avx512};
@@ -135,7 +136,7 @@ fn in_tasks(
     }
     match tasks.as_mut_slice() {
         [task] => f(0, task),
-        tasks => tasks.par_iter_mut().enumerate().try_for_each(|(task, y)| f(task * each * tile, y)),
+        tasks => tasks.par_iter_mut().enumerate().try_in_tasks(|(task, y)| f(task * each * tile, y)),
     }
 }
 

@@ -216,6 +216,25 @@ pub(super) fn four_words(rows: &[&[u8]; ROWS], from: usize) -> [__m256i; 4] {
     transposed_lanes(lanes)
 }
 
+/// The word at byte `at` of eight rows.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn word_of_rows(rows: &[&[u8]; ROWS], at: usize) -> __m256i {
+    let of = |row: usize| word(&rows[row][at..], 0) as i32;
+    _mm256_setr_epi32(of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7))
+}
+
+/// The steps of the halves of blocks 2 · `pair` and 2 · `pair` + 1: `d` times the four signed bytes of each row's word.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn store_halves(to: &mut Steps, pair: usize, d: __m256, words: __m256i) {
+    let of = |byte: __m256i| _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(byte)));
+    to[0][2 * pair] = of(_mm256_slli_epi32::<24>(words));
+    to[1][2 * pair] = of(_mm256_slli_epi32::<16>(words));
+    to[0][2 * pair + 1] = of(_mm256_slli_epi32::<8>(words));
+    to[1][2 * pair + 1] = of(words);
+}
+
 /// The f16 in the low halves of the words, and in the high halves.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -282,9 +282,9 @@ mod on_host {
 #[cfg(target_arch = "x86_64")]
 mod on_avx2 {
     use super::super::Format;
-    use super::super::avx2::{Avx2, half, load_half, word};
+    use super::super::avx2::{self, Avx2, ROWS, Steps, half, load_half, two_halves, word, word_of_rows};
     use super::super::avx512::Avx512;
-    use super::super::q3_k::on_avx2::lower_bits;
+    use super::super::q3_k::on_avx2::{lower_bits, shifted};
     use super::Q2K;
     use std::arch::x86_64::*;
 
@@ -299,6 +299,22 @@ mod on_avx2 {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn block<const G: usize>(row: &[u8; G], j: usize) -> __m256i {
             lower_bits(row, j)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn steps_of_rows(scales: &[&[u8]; ROWS], group: usize, to: &mut Steps) {
+            let words = avx2::four_words(scales, 20 * group);
+            let [d, d_min] = two_halves(word_of_rows(scales, 20 * group + 16));
+            let four_bits = |words, shift| _mm256_and_si256(shifted(words, shift), _mm256_set1_epi32(15));
+            for (pair, words) in words.into_iter().enumerate() {
+                for (byte, shift) in [0, 8, 16, 24].into_iter().enumerate() {
+                    let (half, block) = (byte % 2, 2 * pair + byte / 2);
+                    to[half][block] = _mm256_mul_ps(d, _mm256_cvtepi32_ps(four_bits(words, shift)));
+                    to[2 + half][block] =
+                        _mm256_mul_ps(d_min, _mm256_cvtepi32_ps(four_bits(words, shift + 4)));
+                }
+            }
         }
 
         #[inline]

@@ -354,7 +354,7 @@ pub(super) mod on_host {
 #[cfg(target_arch = "x86_64")]
 pub(super) mod on_avx2 {
     use super::super::Format;
-    use super::super::avx2::{Avx2, half, load_half, word};
+    use super::super::avx2::{self, Avx2, ROWS, Steps, half, load_half, store_halves, two_halves, word};
     use super::super::avx512::Avx512;
     use super::{Q3K, four_scales};
     use std::arch::x86_64::*;
@@ -383,6 +383,21 @@ pub(super) mod on_avx2 {
 
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn steps_of_rows(scales: &[&[u8]; ROWS], group: usize, to: &mut Steps) {
+            let [d, low, high, upper] = avx2::four_words(scales, 16 * group);
+            let [d, _] = two_halves(d);
+            let bits = |words, bits| _mm256_and_si256(words, _mm256_set1_epi32(bits));
+            let two = |pair: i32| _mm256_slli_epi32::<4>(bits(shifted(upper, 2 * pair), 0x0303_0303));
+            for pair in 0..4 {
+                // as `four_scales`
+                let own = if pair % 2 == 0 { low } else { high };
+                let bytes = _mm256_or_si256(bits(shifted(own, pair / 2 * 4), 0x0f0f_0f0f), two(pair));
+                store_halves(to, pair as usize, d, _mm256_sub_epi8(bytes, _mm256_set1_epi8(32)));
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn steps(scales: &[u8], group: usize) -> [__m256; 2] {
             let scales = &scales[16 * group..][..16];
             let d = half(word(scales, 0));
@@ -393,6 +408,13 @@ pub(super) mod on_avx2 {
             let of = |scales| _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(scales)));
             [of(_mm_srai_epi16(_mm_slli_epi16(bytes, 8), 8)), of(_mm_srai_epi16(bytes, 8))]
         }
+    }
+
+    /// The words shifted down.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub fn shifted(words: __m256i, bits: i32) -> __m256i {
+        _mm256_srl_epi32(words, _mm_cvtsi32_si128(bits))
     }
 
     /// For four words of values the first word, for the next four the other.

@@ -371,10 +371,9 @@ mod on_host {
 #[cfg(target_arch = "x86_64")]
 mod on_avx2 {
     use super::super::Format;
-    use super::super::avx2;
     use super::super::avx2::{
-        Avx2, ROWS, Steps, half, load, load_half, nibbles, products, sums_of_each, two_halves, upper_bits,
-        word,
+        self, Avx2, ROWS, Steps, half, load, load_half, nibbles, products, store_halves, sums_of_each,
+        two_halves, upper_bits, word, word_of_rows,
     };
     use super::super::avx512::{
         Avx512, Quants, ROWS as LANES, WORDS, four_words, nibbles_of_pair, with_upper,
@@ -444,15 +443,9 @@ mod on_avx2 {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn steps_of_rows(scales: &[&[u8]; ROWS], group: usize, to: &mut Steps) {
             let words = avx2::four_words(scales, 20 * group);
-            let d = |row: usize| word(&scales[row][20 * group..], 4) as i32;
-            let d = _mm256_setr_epi32(d(0), d(1), d(2), d(3), d(4), d(5), d(6), d(7));
-            let [d, _] = two_halves(d);
-            let of = |byte: __m256i| _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(byte)));
-            for (i, pairs) in words.into_iter().enumerate() {
-                to[0][2 * i] = of(_mm256_slli_epi32::<24>(pairs));
-                to[1][2 * i] = of(_mm256_slli_epi32::<16>(pairs));
-                to[0][2 * i + 1] = of(_mm256_slli_epi32::<8>(pairs));
-                to[1][2 * i + 1] = of(pairs);
+            let [d, _] = two_halves(word_of_rows(scales, 20 * group + 16));
+            for (pair, words) in words.into_iter().enumerate() {
+                store_halves(to, pair, d, words);
             }
         }
 

@@ -19,6 +19,7 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 
 use super::tile::{Activations, ROWS};
+use crate::parallel::InTasks;
 use crate::quant::{Format, QuantTensor, bits, bytes};
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
 use rayon::prelude::*;
@@ -126,6 +127,7 @@ impl<'a, const N: usize, const G: usize> Tile<'a, N, G> {
 }
 
 /// Up to [`ROWS`] rows of x, grouped by block.
+#[derive(Clone, Default)]
 pub(super) struct Panel {
     rows: usize,
     /// [blocks, rows, words]: 8 words of four bytes, or 16 words of two 16-bit numbers (the even ones of four, then the odd
@@ -178,10 +180,9 @@ fn panels(x: Activations, in_16_bits: bool) -> Vec<Panel> {
         }
         Panel { rows, words, factors }
     };
-    match x.rows() {
-        ..=ROWS => vec![panel(0)],
-        rows => (0..rows.div_ceil(ROWS)).into_par_iter().map(|i| panel(i * ROWS)).collect(),
-    }
+    let mut panels = vec![Panel::default(); x.rows().div_ceil(ROWS)];
+    panels.par_iter_mut().enumerate().in_tasks(|(i, to)| *to = panel(i * ROWS));
+    panels
 }
 
 /// Stores the columns that exist.

@@ -1,7 +1,5 @@
 //! The pool's lock protocol: threads that share it, interleaved at every lock by shuttle's schedulers.
 //!
-//!     cargo test --package pascaline-interleavings --features shuttle
-//!
 //! With the feature `shuttle` the pool and the simulated device take their locks from shuttle (`host/src/sync.rs`). The simulated device
 //! checks each use of memory, and the pool's accounting must be consistent wherever another thread can run.
 
