@@ -242,6 +242,19 @@ pub(crate) enum Op {
         ftz: bool,
         one: u32,
     },
+    /// p = compare of the lower halves, q of the upper ones; both f16
+    SetpHalves {
+        cmp: Cmp,
+        logic: Option<Logic>,
+        ftz: bool,
+    },
+    /// The same packed into the halves of a register
+    SetHalves {
+        cmp: Cmp,
+        logic: Option<Logic>,
+        ftz: bool,
+        one: u16,
+    },
     FBin(FBin, FMode),
     Fma(FMode),
     FUn(FUn, FMode),

@@ -205,6 +205,13 @@ fn visit(i: &Inst, f: &Function, mut see: impl FnMut(bool, Row, bool)) {
             see(ty.bits() == 64, i.a, false);
             see(ty.bits() == 64, i.b, false);
         }
+        Op::SetpHalves { .. } | Op::SetHalves { .. } => {
+            see(false, i.a, false);
+            see(false, i.b, false);
+            if matches!(i.op, Op::SetHalves { .. }) {
+                see(false, i.d, true);
+            }
+        }
         Op::Set { ty, .. } => {
             see(ty.bits() == 64, i.a, false);
             see(ty.bits() == 64, i.b, false);
