@@ -5,9 +5,9 @@
 //!
 //! * [`Module::parse`] reads PTX; anything that sm_61 lacks is an error with its line. [`Module::parse_for`] takes the architecture.
 //! * [`Gpu`] runs kernels without the driver API: memory, modules, launches, [`Finding`]s and [`Counters`].
-//! * [`symbol`] gives the driver API over such devices, whose streams run late and in a seeded order.
-//!   [`configure`] or the environment ([`Config`]) sets it up; [`take_findings`] returns the faults it found and
-//!   [`take_reports`] the counts of its launches.
+//! * The feature `driver-api` has the driver API over such devices, whose streams run late and in a seeded order: `symbol` gives
+//!   its functions, `configure` or the environment ([`Config`]) sets it up.
+//! * [`take_findings`] returns the faults that were found and [`take_reports`] the counts of launches.
 //! * [`estimate`] turns counts into a time on a [`Card`]: the model and its error are in `COSTS.md`.
 //!
 //! # Limits
