@@ -15,7 +15,7 @@
 //! Not supported: mipmaps, cubemap lookups, `malloc`, memory nodes of graphs. Each is refused, never answered wrongly.
 //! Managed memory is page-locked host memory.
 //! Calls by pointer reach functions of the kernel's own module. Their stack, and that of recursion, is local memory up to 512 KB,
-//! where hardware has what `CU_LIMIT_STACK_SIZE` says.
+//! or what `cuCtxSetLimit` has set; hardware has 1 KB by default.
 //! Races in global memory are found as far as no right exchange can be reported: fences order blocks, and atomics are
 //! never races. Blocks start in order and each runs to its end, so a block may wait
 //! for an earlier one; waiting for a later one ends as a time-out.

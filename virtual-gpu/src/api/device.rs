@@ -96,7 +96,7 @@ pub(super) fn create(context: Out<CUcontext>, flags: c_uint, dev: CUdevice) -> A
     let (mut guard, device) = with_device(dev)?;
     let d = &mut *guard;
     let id = d.handle();
-    d.contexts.insert(id, Context { device, flags, uses: 0 });
+    d.contexts.insert(id, Context { device, flags, ..Context::default() });
     CONTEXTS.with_borrow_mut(|c| c.push(id));
     context.write(id as CUcontext)
 }
@@ -192,7 +192,7 @@ api! {
             let primary = d.handle();
             d.devices[device].primary = primary;
             let flags = d.devices[device].primary_flags;
-            d.contexts.insert(primary, Context { device, flags, uses: 0 });
+            d.contexts.insert(primary, Context { device, flags, ..Context::default() });
         }
         let of = &mut d.devices[device];
         of.primary_count += 1;

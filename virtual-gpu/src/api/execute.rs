@@ -66,8 +66,16 @@ impl Driver {
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
                 let cooperative = l.cooperative;
                 let objects = self.objects_of(device, &l.references);
-                let context =
-                    LaunchContext { peers, writer, unordered, remote: remote.clone(), cooperative, objects };
+                let (remote_of_launch, limits) = (remote.clone(), l.limits);
+                let context = LaunchContext {
+                    peers,
+                    writer,
+                    unordered,
+                    remote: remote_of_launch,
+                    cooperative,
+                    objects,
+                    limits,
+                };
                 let gpu = &mut self.devices[device].gpu;
                 let key = gpu.config().once.then(|| l.without_addresses(&gpu.memory));
                 let counted = key.as_ref().and_then(reports::counted).map(Ok);

@@ -109,7 +109,9 @@ api! {
             // This device has no child graphs.
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        d.enqueue(stream, Work::Graph(exec))?;
+        let work = Work::Graph(exec);
+        d.note_printing(&work);
+        d.enqueue(stream, work)?;
         after_enqueue(guard)
     }
 

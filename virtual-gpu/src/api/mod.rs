@@ -5,6 +5,7 @@ mod call;
 mod clock;
 mod codes;
 mod context;
+mod context_limits;
 mod descriptors;
 mod device;
 mod engine;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::clock::{Clock, Order};
 use super::codes::*;
+use super::context_limits::ContextLimits;
 use super::descriptors::{TextureDescriptor, ViewDescriptor};
 use super::resource::Resource;
 use super::stream_id::{Mark, NULL_IS_PER_THREAD, StreamId, is_null, is_per_thread, own_stream};
@@ -150,8 +151,6 @@ pub(super) struct LibraryKernel {
 
 /// The state of one device.
 pub(super) struct Device {
-    /// What `cuCtxSetLimit` has set.
-    pub limits: BTreeMap<u32, usize>,
     pub gpu: Gpu,
     pub current_pool: u64,
     pub primary: u64,
@@ -171,12 +170,13 @@ pub(super) struct Device {
 }
 
 /// A context.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Context {
     pub device: usize,
     pub flags: u32,
     /// Uses by `cuCtxAttach`.
     pub uses: u32,
+    pub limits: ContextLimits,
 }
 
 /// A capture in progress.
@@ -239,7 +239,6 @@ impl Driver {
         let random = config.seed ^ 0x9e37_79b9_7f4a_7c15;
         let device = |number| Device {
             gpu: Gpu::numbered(number, config.of_device(number)),
-            limits: BTreeMap::new(),
             current_pool: default_pool(number),
             primary: 0,
             primary_count: 0,

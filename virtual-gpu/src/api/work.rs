@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::resource::Bound;
 use super::stream_id::StreamId;
-use crate::exec::LoadedModule;
+use crate::exec::{LaunchLimits, LoadedModule};
 use crate::memory::{Allocation, Memory};
 use crate::reports::LaunchKey;
 
@@ -82,6 +82,8 @@ pub(super) struct KernelLaunch {
     pub cooperative: bool,
     /// What was bound to the module's references when it was queued.
     pub references: Vec<Bound>,
+    /// Those of its context when it was queued or made a node.
+    pub limits: LaunchLimits,
 }
 
 impl KernelLaunch {

@@ -4,6 +4,7 @@ mod common;
 
 mod arrays;
 mod checks;
+mod context_limits;
 mod control_flow;
 mod driver_api;
 mod foreign;
