@@ -6,6 +6,7 @@ mod alu_float;
 mod atomic;
 mod bit_fields;
 mod block;
+mod carried;
 mod cvt;
 mod exchange;
 mod float;

@@ -4,6 +4,7 @@
 //! where it is clearer, later editions of the same sections.
 
 mod body;
+pub(crate) mod carriers;
 mod decode;
 mod flow;
 pub(crate) mod inst;
