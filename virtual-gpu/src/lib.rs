@@ -12,7 +12,7 @@
 //!
 //! # Limits
 //!
-//! Not supported: mipmaps, cubemap lookups, `malloc`, memory nodes of graphs. Each is refused, never answered wrongly.
+//! Not supported: mipmaps, cubemap lookups, `malloc` in kernels. Each is refused, never answered wrongly.
 //! Managed memory is page-locked host memory.
 //! Calls by pointer reach functions of the kernel's own module. Their stack, and that of recursion, is local memory up to 512 KB,
 //! or what `cuCtxSetLimit` has set; hardware has 1 KB by default.

@@ -206,26 +206,6 @@ api! {
         after_enqueue(guard)
     }
 
-    /// No graph of this device has memory of its own.
-    fn cuDeviceGetGraphMemAttribute(dev: CUdevice, attribute: c_uint, value: *mut u64 => Out<u64>) {
-        drop(with_device(dev)?);
-        if attribute > 3 { Err(INVALID_VALUE) } else { value.write(0) }
-    }
-
-    /// Marks of high water, which can only be reset.
-    fn cuDeviceSetGraphMemAttribute(dev: CUdevice, attribute: c_uint, value: *const u64) {
-        drop(with_device(dev)?);
-        // SAFETY: null or the caller's value.
-        match (attribute, unsafe { value.as_ref() }) {
-            (1 | 3, Some(0)) => Ok(()),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    fn cuDeviceGraphMemTrim(dev: CUdevice) {
-        with_device(dev).map(|_| ())
-    }
-
     /// Nothing profiles this device from outside.
     fn cuProfilerStart() {
         enter().map(|_| ())

@@ -121,6 +121,7 @@ pub(super) fn synchronize(guard: Guard, device: usize) -> Answer {
     let d = &mut *guard;
     d.observe_device(device);
     d.trim_pools(device);
+    d.collect_graph_memory();
     d.fault_of(device)
 }
 

@@ -50,6 +50,11 @@ pub(super) enum Work {
     Free {
         base: u64,
     },
+    /// A graph's allocation begins to live, and ends.
+    GraphAlloc(Arc<Allocation>),
+    GraphFree {
+        base: u64,
+    },
     Record(u64),
     /// Only waits.
     Wait,
@@ -137,6 +142,20 @@ pub(super) struct Graph {
     pub is_child: bool,
     /// The graph that it was copied from.
     pub of: Option<u64>,
+}
+
+impl Node {
+    /// Whether it allocates or frees memory.
+    pub fn is_of_memory(&self) -> bool {
+        matches!(self.work.first(), Some(Work::GraphAlloc(_) | Work::GraphFree { .. }))
+    }
+}
+
+impl Graph {
+    /// Whether it has nodes that allocate or free memory: then it is not copied, and loses no nodes and edges.
+    pub fn has_memory(&self) -> bool {
+        self.nodes.values().any(Node::is_of_memory)
+    }
 }
 
 /// A graph that can be launched: its nodes, and those of its child graphs.

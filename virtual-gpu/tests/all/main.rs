@@ -9,6 +9,7 @@ mod control_flow;
 mod driver_api;
 mod foreign;
 mod gpu;
+mod graph_memory;
 mod graphs;
 mod independent_lanes;
 mod instructions;
