@@ -115,9 +115,9 @@ api! {
     }
 
     fn cuDeviceComputeCapability(major: *mut c_int => Out<c_int>, minor: *mut c_int => Out<c_int>, dev: CUdevice) {
-        drop(with_device(dev)?);
-        major.write(6)?;
-        minor.write(1)
+        let (guard, device) = with_device(dev)?;
+        major.write(attribute(&guard, device, 75)?)?;
+        minor.write(attribute(&guard, device, 76)?)
     }
 
     fn cuDeviceGetProperties(properties: *mut CUdevprop => Out<CUdevprop>, dev: CUdevice) {

@@ -183,6 +183,10 @@ fn the_driver_reports_the_architecture() {
             Arch::Sm75 => [7, 5, 1024, 64 << 10, 64 << 10, 64 << 10, 16, 48 << 10, 40],
         };
         assert_eq!(got, want, "{}", arch.name());
+        let mut capability: [c_int; 2] = [-1; 2];
+        let [major, minor] = &mut capability;
+        call!("cuDeviceComputeCapability", (*mut c_int, *mut c_int, c_int), major, minor, 0);
+        assert_eq!(capability, want[..2], "{}", arch.name());
     }
     let _turn = driver(Config::default());
 }
