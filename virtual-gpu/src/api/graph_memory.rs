@@ -58,6 +58,11 @@ fn memory_of(exec: &Exec) -> [BTreeSet<u64>; 2] {
 }
 
 impl Driver {
+    /// Graphs that belong to nodes of others have no nodes of memory.
+    fn may_have_memory(&self, graph: u64) -> Answer {
+        if self.graphs.get(&graph).is_some_and(|graph| !graph.is_child) { Ok(()) } else { Err(INVALID_VALUE) }
+    }
+
     /// A new allocation of a graph's node; gives the node's work.
     fn new_graph_allocation(
         &mut self,
@@ -66,6 +71,7 @@ impl Driver {
         bytes: u64,
         accesses: Vec<Access>,
     ) -> Result<Work, u32> {
+        self.may_have_memory(owner)?;
         let allocation = self.devices[device].gpu.memory.insert_unmapped(bytes).map_err(memory_code)?;
         let work = Work::GraphAlloc(Arc::clone(&allocation));
         let of = GraphAllocation {
@@ -107,9 +113,7 @@ impl Driver {
 
     /// The work of a node that frees an allocation. One that its own graph frees is freed nowhere else, and once.
     fn graph_free(&mut self, graph: u64, base: u64) -> Result<Work, u32> {
-        if !self.graphs.contains_key(&graph) {
-            return Err(INVALID_VALUE);
-        }
+        self.may_have_memory(graph)?;
         let of = self.graph_allocations.get_mut(&base).ok_or(INVALID_VALUE)?;
         let elsewhere = of.owner == graph && !of.freed_by.is_empty();
         if elsewhere || of.freed_by.contains(&of.owner) || !of.freed_by.insert(graph) {
@@ -207,17 +211,19 @@ impl Driver {
         }
     }
 
+    /// Whether queued or running work has an allocation.
+    fn is_scheduled(&self, of: &GraphAllocation) -> bool {
+        let mut execs = self.execs.values();
+        let exec = execs.find(|exec| memory_of(exec)[0].contains(&of.allocation.base));
+        let others = 2 + usize::from(self.graphs.contains_key(&of.owner)) + usize::from(exec.is_some());
+        Arc::strong_count(&of.allocation) > others || exec.is_some_and(|exec| Arc::strong_count(exec) > 1)
+    }
+
     /// Gives back what a device keeps for graphs, but for allocations that are live or that queued work has.
     fn trim_graph_memory(&mut self, device: usize) {
         self.collect_graph_memory();
-        let queued = self.streams.values().flat_map(|s| &s.queue);
-        let queued: BTreeSet<u64> = queued
-            .filter_map(|queued| if let Work::Graph(exec) = &queued.work { Some(exec) } else { None })
-            .flat_map(|exec| memory_of(exec)[0].clone())
-            .collect();
-        let is_idle = |of: &&GraphAllocation| {
-            !of.is_allocated && !of.allocation.is_live() && !queued.contains(&of.allocation.base)
-        };
+        let is_idle =
+            |of: &&GraphAllocation| !of.is_allocated && !of.allocation.is_live() && !self.is_scheduled(of);
         let own = self.graph_allocations.values().filter(|of| of.device == device);
         let idle: Vec<_> = own.filter(is_idle).map(|of| of.allocation.base).collect();
         idle.into_iter().for_each(|base| self.unmap(base));
@@ -275,7 +281,7 @@ pub(super) unsafe fn add_alloc(
     let (1, 0, 1, Some(device), 1..) = (p.kind, p.handle_types, p.place[0], device, p.bytes) else {
         return Err(INVALID_VALUE);
     };
-    if out.0.is_null() || !d.graphs.contains_key(&(graph as u64)) {
+    if out.0.is_null() {
         return Err(INVALID_VALUE);
     }
     // SAFETY: this function's contract.

@@ -420,6 +420,20 @@ fn such_graphs_refuse_what_would_double_an_address() {
         graph
     );
     assert_eq!(child, 1);
+    // nor does a graph get such nodes that is a child already
+    let [parent, empty] = [self::graph(), self::graph()];
+    call!(
+        "cuGraphAddChildGraphNode",
+        (*mut u64, u64, *const u64, usize, u64),
+        &mut node,
+        parent,
+        null(),
+        0,
+        empty
+    );
+    call!("cuGraphChildGraphNodeGetGraph", (u64, *mut u64), node, &mut clone);
+    assert_eq!(alloc_with(clone, &[], params(BYTES)), Err(1));
+    assert!(alloc_with(empty, &[], params(BYTES)).is_ok(), "the node has a copy");
     assert_eq!(code!("cuGraphDestroyNode", (u64), s), 1);
     let edge = code!("cuGraphRemoveDependencies", (u64, *const u64, *const u64, usize), graph, &a, &s, 1);
     assert_eq!(edge, 1);
@@ -457,7 +471,12 @@ fn a_device_keeps_memory_for_graphs_until_it_is_trimmed() {
     assert_eq!(launch(exec), 0);
     trim();
     assert_eq!(attributes(), [one; 4], "queued work has it");
-    assert_eq!(synchronize(), 0);
+    call!("cuGraphExecDestroy", (u64), exec);
+    trim();
+    assert_eq!(attributes(), [one; 4], "it still has");
+    let exec = instantiate(graph);
+    assert_eq!((synchronize(), attributes()), (0, [one; 4]));
+    assert_eq!((launch(exec), synchronize()), (0, 0));
     let (second, ..) = chain(sum, function);
     let second_exec = instantiate(second);
     assert_eq!((launch(second_exec), synchronize()), (0, 0));
