@@ -5,17 +5,17 @@
 //!
 //! * [`Module::parse`] reads PTX; anything that sm_61 lacks is an error with its line. [`Module::parse_for`] takes the architecture.
 //! * [`Gpu`] runs kernels without the driver API: memory, modules, launches, [`Finding`]s and [`Counters`].
-//! * [`symbol`] gives the driver API over such devices, whose streams run late and in a seeded order.
-//!   [`configure`] or the environment ([`Config`]) sets it up; [`take_findings`] returns the faults it found and
-//!   [`take_reports`] the counts of its launches.
+//! * The feature `driver-api` has the driver API over such devices, whose streams run late and in a seeded order: `symbol` gives
+//!   its functions, `configure` or the environment ([`Config`]) sets it up.
+//! * [`take_findings`] returns the faults that were found and [`take_reports`] the counts of launches.
 //! * [`estimate`] turns counts into a time on a [`Card`]: the model and its error are in `COSTS.md`.
 //!
 //! # Limits
 //!
-//! Not supported: mipmaps, cubemap lookups, `malloc`, memory nodes of graphs. Each is refused, never answered wrongly.
+//! Not supported: mipmaps, cubemap lookups, `malloc` in kernels. Each is refused, never answered wrongly.
 //! Managed memory is page-locked host memory.
 //! Calls by pointer reach functions of the kernel's own module. Their stack, and that of recursion, is local memory up to 512 KB,
-//! where hardware has what `CU_LIMIT_STACK_SIZE` says.
+//! or what `cuCtxSetLimit` has set; hardware has 1 KB by default.
 //! Races in global memory are found as far as no right exchange can be reported: fences order blocks, and atomics are
 //! never races. Blocks start in order and each runs to its end, so a block may wait
 //! for an earlier one; waiting for a later one ends as a time-out.

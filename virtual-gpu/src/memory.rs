@@ -137,6 +137,24 @@ impl Allocation {
         }
     }
 
+    /// A graph's allocation is made anew at its address.
+    pub fn begin(&self) {
+        if let Some(s) = self.shadow {
+            // SAFETY: the shadow has `size` bytes, and no kernel runs while the driver changes it.
+            unsafe { s.as_ptr().write_bytes(0, self.size as usize) };
+            self.poison();
+        }
+        self.set_live(true);
+    }
+
+    /// It is freed; its address stays its own.
+    pub fn end(&self) {
+        self.set_live(false);
+        if self.shadow.is_some() {
+            self.poison();
+        }
+    }
+
     fn poison(&self) {
         // SAFETY: the buffer has `size` bytes and no launch runs during an allocation or a free.
         unsafe { self.data.as_ptr().write_bytes(POISON, self.size as usize) };
@@ -209,10 +227,52 @@ impl Memory {
 
     /// As [`Self::alloc`]. Without `live` it cannot be accessed until the allocating stream reaches it.
     pub(crate) fn insert(&self, bytes: u64, live: bool) -> Result<Arc<Allocation>, MemoryError> {
-        let mut inner = self.lock();
-        if bytes == 0 || bytes > self.limit - inner.used.min(self.limit) {
+        if bytes == 0 {
             return Err(MemoryError::OutOfMemory);
         }
+        self.reserve(bytes)?;
+        self.place(bytes, live).inspect_err(|_| self.release(bytes))
+    }
+
+    /// An address for memory that is counted by [`reserve`](Self::reserve) alone.
+    pub(crate) fn insert_unmapped(&self, bytes: u64) -> Result<Arc<Allocation>, MemoryError> {
+        if bytes > self.limit {
+            return Err(MemoryError::OutOfMemory);
+        }
+        self.place(bytes, false)
+    }
+
+    /// Removes what [`insert_unmapped`](Self::insert_unmapped) has made.
+    pub(crate) fn discard(&self, base: u64) {
+        let mut inner = self.lock();
+        if let Some(a) = inner.live.remove(&base) {
+            a.set_live(false);
+            inner.freed.insert(base, a.size);
+        }
+    }
+
+    /// Counts bytes as used.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), MemoryError> {
+        let mut inner = self.lock();
+        if bytes > self.limit - inner.used.min(self.limit) {
+            return Err(MemoryError::OutOfMemory);
+        }
+        inner.used += bytes;
+        Ok(())
+    }
+
+    /// No longer counts bytes as used.
+    pub(crate) fn release(&self, bytes: u64) {
+        self.lock().used -= bytes;
+    }
+
+    /// Bytes that are not in use.
+    pub(crate) fn available(&self) -> u64 {
+        self.limit.saturating_sub(self.used())
+    }
+
+    fn place(&self, bytes: u64, live: bool) -> Result<Arc<Allocation>, MemoryError> {
+        let mut inner = self.lock();
         if bytes > (self.first + SPAN).saturating_sub(GUARD + inner.next) {
             return Err(MemoryError::OutOfMemory); // no address is used twice
         }
@@ -234,7 +294,6 @@ impl Memory {
         }
         let a = Arc::new(a);
         inner.next = (base + bytes + GUARD).next_multiple_of(ALIGN);
-        inner.used += bytes;
         inner.live.insert(base, a.clone());
         Ok(a)
     }
@@ -411,90 +470,4 @@ impl Memory {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limit_bounds_and_reuse() {
-        let m = Memory::new(0, 1000, true);
-        let a = m.alloc(600).unwrap();
-        assert_eq!(a % 512, 0);
-        assert_eq!(m.alloc(401), Err(MemoryError::OutOfMemory));
-        m.write(a + 10, &[1, 2, 3]).unwrap();
-        let mut out = [0; 4];
-        m.read(a + 9, &mut out).unwrap();
-        assert_eq!(out, [POISON, 1, 2, 3]);
-        assert_eq!(m.write(a + 598, &[0; 3]), Err(MemoryError::OutOfBounds));
-        assert_eq!(m.free(a + 1), Err(MemoryError::UnknownPointer));
-        m.free(a).unwrap();
-        assert_eq!(m.free(a), Err(MemoryError::UnknownPointer));
-        assert_eq!(m.used(), 0);
-        assert_ne!(m.alloc(600).unwrap(), a, "addresses are not used twice");
-        assert!(m.describe(a + 5).0, "freed memory is remembered");
-    }
-
-    #[test]
-    fn addresses_end_with_the_devices_range() {
-        let end = FIRST + 4 * SPAN;
-        let m = Memory::new(3, 1 << 20, false);
-        m.lock().next = end - GUARD - 1024;
-        assert_eq!(m.alloc(1025), Err(MemoryError::OutOfMemory));
-        assert_eq!(m.alloc(1024), Ok(end - GUARD - 1024));
-        assert_eq!(m.alloc(1), Err(MemoryError::OutOfMemory));
-    }
-
-    #[test]
-    fn addresses_tell_their_device() {
-        for (address, device) in [
-            (FIRST - 1, None),
-            (FIRST, Some(0)),
-            (FIRST + SPAN - 1, Some(0)),
-            (FIRST + SPAN, Some(1)),
-            (FIRST + 8 * SPAN - 1, Some(7)),
-            (FIRST + 8 * SPAN, None),
-            (SHARED_WINDOW, None),
-        ] {
-            assert_eq!(device_of(address), device, "0x{address:x}");
-        }
-    }
-
-    #[test]
-    fn bad_addresses_are_described_by_what_is_near() {
-        let m = Memory::new(0, 1 << 30, true);
-        let freed = m.alloc(600).unwrap();
-        let waiting = m.insert(700, false).unwrap().base;
-        let live = m.alloc(800).unwrap();
-        m.free(freed).unwrap();
-        assert_eq!(freed, FIRST);
-        const FAR: u64 = 1 << 20;
-        for (address, dead, near) in [
-            (freed - FAR, false, "near no allocation"),
-            (waiting - 1, false, "1 bytes before an allocation of 700 bytes"),
-            (freed + 599, true, "599 bytes into a freed allocation of 600 bytes"),
-            (freed + 600, false, "4520 bytes before an allocation of 700 bytes"),
-            (
-                waiting + 699,
-                true,
-                "699 bytes into an allocation that its stream has not reached or has freed",
-            ),
-            (waiting + 700, false, "0 bytes past the end of an allocation of 700 bytes"),
-            (live + 799, false, "which crosses the end of an allocation of 800 bytes"),
-            (live + 800, false, "0 bytes past the end of an allocation of 800 bytes"),
-            (live + 800 + FAR - 1, false, "1048575 bytes past the end of an allocation of 800 bytes"),
-            (live + 800 + FAR, false, "near no allocation"),
-            (waiting - FAR + 1, false, "1048575 bytes before an allocation of 700 bytes"),
-            (waiting - FAR, false, "near no allocation"),
-        ] {
-            assert_eq!(m.describe(address), (dead, near.to_owned()), "0x{address:x}");
-        }
-    }
-
-    #[test]
-    fn memory_is_freed_as_what_it_was_allocated_as() {
-        let m = Memory::new(0, 1000, true);
-        let (device, pinned) = (m.alloc(8).unwrap(), m.insert_pinned(8, false).unwrap());
-        assert_eq!(m.free(pinned.base), Err(MemoryError::UnknownPointer));
-        assert_eq!(m.remove(device, Kind::Pinned), Err(MemoryError::UnknownPointer));
-        assert_eq!((m.remove(pinned.base, Kind::Pinned), m.free(device)), (Ok(()), Ok(())));
-    }
-}
+mod tests;

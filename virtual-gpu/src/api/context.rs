@@ -6,9 +6,13 @@ use cust_raw::*;
 
 use super::call::{Out, api};
 use super::codes::*;
+use super::context_limits::ContextLimits;
 use super::device::{attribute, create, pci_id, synchronize, uuid, with_device};
 use super::engine::after_enqueue;
-use super::entry::{enter, enter_faulted, guard};
+use super::entry::{current, enter, enter_faulted, guard};
+use super::state::Driver;
+use super::work::Work;
+use crate::exec::LaunchLimits;
 
 /// `CUctxCreateParams`: whether there are affinities, and whether it is shared with graphics; all zero for a plain context.
 type Wishes = [u64; 3];
@@ -21,15 +25,31 @@ fn device_of_context(context: CUcontext) -> Result<usize, u32> {
     guard()?.contexts.get(&(context as u64)).map(|context| context.device).ok_or(INVALID_CONTEXT)
 }
 
-/// A limit's value where `cuCtxSetLimit` has set none.
-fn default_limit(limit: c_uint) -> Result<usize, u32> {
-    match limit {
-        0 => Ok(1 << 10),
-        1 => Ok(1 << 20),
-        2 => Ok(8 << 20),
-        5 => Ok(64),
-        3 | 4 | 6..=9 => Err(UNSUPPORTED_LIMIT),
-        _ => Err(INVALID_VALUE),
+impl Driver {
+    fn context_limits(&mut self) -> Result<&mut ContextLimits, u32> {
+        self.contexts.get_mut(&current()).map(|context| &mut context.limits).ok_or(INVALID_CONTEXT)
+    }
+
+    /// What limits the launches that are made now.
+    pub(super) fn launch_limits(&mut self) -> Result<LaunchLimits, u32> {
+        self.context_limits().map(|limits| limits.of_launch())
+    }
+
+    /// Notes whether launched work prints.
+    pub(super) fn note_printing(&mut self, work: &Work) {
+        let prints = |work: &Work| match work {
+            Work::Launch(l) => l.module.module.kernel(&l.kernel).is_some_and(|kernel| kernel.prints),
+            _ => false,
+        };
+        let any = match work {
+            Work::Graph(exec) => {
+                exec.nodes.iter().filter(|node| node.enabled).flat_map(|node| &node.work).any(prints)
+            }
+            work => prints(work),
+        };
+        if any && let Ok(limits) = self.context_limits() {
+            limits.has_printed = true;
+        }
     }
 }
 
@@ -63,7 +83,7 @@ api! {
     }
 
     fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong => Out<c_ulonglong>) {
-        let context = if context.is_null() { super::entry::current() } else { context as u64 };
+        let context = if context.is_null() { current() } else { context as u64 };
         if !guard()?.contexts.contains_key(&context) {
             return Err(INVALID_CONTEXT);
         }
@@ -72,22 +92,18 @@ api! {
 
     fn cuCtxSetFlags(flags: c_uint) {
         let d = &mut *enter()?;
-        let context = d.contexts.get_mut(&super::entry::current()).ok_or(INVALID_CONTEXT)?;
+        let context = d.contexts.get_mut(&current()).ok_or(INVALID_CONTEXT)?;
         context.flags = flags;
         Ok(())
     }
 
     fn cuCtxGetLimit(value: *mut usize => Out<usize>, limit: c_uint) {
-        let default = default_limit(limit)?;
-        let set = enter()?.here().limits.get(&limit).copied();
-        value.write(set.unwrap_or(default))
+        let set = *enter()?.context_limits()?.value(limit)?;
+        value.write(set)
     }
 
-    /// Kernels need no such limit here: local memory is as large as they declare it, and `malloc` does not exist.
     fn cuCtxSetLimit(limit: c_uint, value: usize) {
-        default_limit(limit)?;
-        enter()?.here().limits.insert(limit, value);
-        Ok(())
+        enter()?.context_limits()?.set(limit, value)
     }
 
     fn cuCtxResetPersistingL2Cache() {
@@ -99,9 +115,9 @@ api! {
     }
 
     fn cuDeviceComputeCapability(major: *mut c_int => Out<c_int>, minor: *mut c_int => Out<c_int>, dev: CUdevice) {
-        drop(with_device(dev)?);
-        major.write(6)?;
-        minor.write(1)
+        let (guard, device) = with_device(dev)?;
+        major.write(attribute(&guard, device, 75)?)?;
+        minor.write(attribute(&guard, device, 76)?)
     }
 
     fn cuDeviceGetProperties(properties: *mut CUdevprop => Out<CUdevprop>, dev: CUdevice) {
@@ -142,7 +158,7 @@ api! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let id = super::entry::current();
+        let id = current();
         d.contexts.get_mut(&id).ok_or(INVALID_CONTEXT)?.uses += 1;
         context.write(id as CUcontext)
     }
@@ -188,26 +204,6 @@ api! {
         }
         d.follow_on_device(device, mark)?;
         after_enqueue(guard)
-    }
-
-    /// No graph of this device has memory of its own.
-    fn cuDeviceGetGraphMemAttribute(dev: CUdevice, attribute: c_uint, value: *mut u64 => Out<u64>) {
-        drop(with_device(dev)?);
-        if attribute > 3 { Err(INVALID_VALUE) } else { value.write(0) }
-    }
-
-    /// Marks of high water, which can only be reset.
-    fn cuDeviceSetGraphMemAttribute(dev: CUdevice, attribute: c_uint, value: *const u64) {
-        drop(with_device(dev)?);
-        // SAFETY: null or the caller's value.
-        match (attribute, unsafe { value.as_ref() }) {
-            (1 | 3, Some(0)) => Ok(()),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    fn cuDeviceGraphMemTrim(dev: CUdevice) {
-        with_device(dev).map(|_| ())
     }
 
     /// Nothing profiles this device from outside.

@@ -96,7 +96,7 @@ pub(super) fn create(context: Out<CUcontext>, flags: c_uint, dev: CUdevice) -> A
     let (mut guard, device) = with_device(dev)?;
     let d = &mut *guard;
     let id = d.handle();
-    d.contexts.insert(id, Context { device, flags, uses: 0 });
+    d.contexts.insert(id, Context { device, flags, ..Context::default() });
     CONTEXTS.with_borrow_mut(|c| c.push(id));
     context.write(id as CUcontext)
 }
@@ -121,6 +121,7 @@ pub(super) fn synchronize(guard: Guard, device: usize) -> Answer {
     let d = &mut *guard;
     d.observe_device(device);
     d.trim_pools(device);
+    d.collect_graph_memory();
     d.fault_of(device)
 }
 
@@ -192,7 +193,7 @@ api! {
             let primary = d.handle();
             d.devices[device].primary = primary;
             let flags = d.devices[device].primary_flags;
-            d.contexts.insert(primary, Context { device, flags, uses: 0 });
+            d.contexts.insert(primary, Context { device, flags, ..Context::default() });
         }
         let of = &mut d.devices[device];
         of.primary_count += 1;

@@ -1,6 +1,6 @@
 //! Runs one piece of work: launches, copies, sets, and host functions.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::io::Write;
 use std::sync::{Arc, Condvar};
 
@@ -66,8 +66,16 @@ impl Driver {
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
                 let cooperative = l.cooperative;
                 let objects = self.objects_of(device, &l.references);
-                let context =
-                    LaunchContext { peers, writer, unordered, remote: remote.clone(), cooperative, objects };
+                let (remote_of_launch, limits) = (remote.clone(), l.limits);
+                let context = LaunchContext {
+                    peers,
+                    writer,
+                    unordered,
+                    remote: remote_of_launch,
+                    cooperative,
+                    objects,
+                    limits,
+                };
                 let gpu = &mut self.devices[device].gpu;
                 let key = gpu.config().once.then(|| l.without_addresses(&gpu.memory));
                 let counted = key.as_ref().and_then(reports::counted).map(Ok);
@@ -133,6 +141,20 @@ impl Driver {
                 }
                 self.forget_pooled(*base, bytes);
             }
+            Work::GraphAlloc(a) if a.is_live() => {
+                let message = format!(
+                    "0x{:x} is allocated by a graph, and what frees the allocation before has not run",
+                    a.base
+                );
+                self.bad_memory(device, FindingKind::InvalidLaunch, "cuGraphLaunch", message);
+            }
+            Work::GraphAlloc(a) => a.begin(),
+            Work::GraphFree { base } => {
+                match self.graph_allocations.get(base).filter(|of| of.allocation.is_live()) {
+                    Some(of) => of.allocation.end(),
+                    None => self.memory_fault(device, "free of a graph's memory", *base, 0),
+                }
+            }
             Work::Record(event) => {
                 let time = self.streams.get(&id).map_or(0.0, |s| s.time);
                 if let Some(e) = self.events.get_mut(event) {
@@ -172,9 +194,14 @@ impl Driver {
         let others = (0..self.devices.len()).filter(|&other| other != device);
         let reached = others.flat_map(|other| {
             let peer = self.devices[device].peers.contains(&other);
-            let may = move |a: &Arc<Allocation>| match self.pool_of.get(&a.base) {
-                Some(pool) => self.pools.get(pool).is_some_and(|pool| pool.access.contains(&device)),
-                None => peer,
+            let may = move |a: &Arc<Allocation>| {
+                if let Some(of) = self.graph_allocations.get(&a.base) {
+                    return of.accesses.contains(&[1, device as c_int, 3]);
+                }
+                match self.pool_of.get(&a.base) {
+                    Some(pool) => self.pools.get(pool).is_some_and(|pool| pool.access.contains(&device)),
+                    None => peer,
+                }
             };
             self.devices[other].gpu.memory.device_allocations().into_iter().filter(may)
         });

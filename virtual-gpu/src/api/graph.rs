@@ -9,15 +9,14 @@ use super::call::{Out, api};
 use super::codes::*;
 use super::engine::after_enqueue;
 use super::entry::enter;
-use super::work::{Graph, Work};
+use super::work::Graph;
 
-/// Flags of instantiation that have an effect on no graph of this device: frees of its own (it has no memory nodes), upload, and
-/// the nodes' priorities.
-const HARMLESS_FLAGS: u64 = 1 | 2 | 8;
+/// Flags of instantiation: memory is freed at the next launch, upload, and the nodes' priorities, which have no effect here.
+const KNOWN_FLAGS: u64 = 1 | 2 | 8;
 
 pub(super) fn instantiate(exec: Out<CUgraphExec>, graph: CUgraph, flags: u64) -> Answer {
     // a graph that kernels launch can't free memory at its launches
-    if flags & !HARMLESS_FLAGS & !4 != 0 || flags & 5 == 5 {
+    if flags & !KNOWN_FLAGS & !4 != 0 || flags & 5 == 5 {
         return Err(INVALID_VALUE);
     }
     if flags & 4 != 0 {
@@ -81,6 +80,7 @@ api! {
             return Err(INVALID_VALUE);
         }
         d.remove_graph(graph as u64);
+        d.collect_graph_memory();
         Ok(())
     }
 
@@ -97,7 +97,8 @@ api! {
     fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) {
         let d = &mut *enter()?;
         d.stream(d.id(stream))?;
-        if d.execs.contains_key(&(exec as u64)) { Ok(()) } else { Err(INVALID_VALUE) }
+        let exec = Arc::clone(d.execs.get(&(exec as u64)).ok_or(INVALID_VALUE)?);
+        d.upload_graph(&exec)
     }
 
     fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) {
@@ -106,10 +107,10 @@ api! {
         let exec = Arc::clone(d.execs.get(&(exec as u64)).ok_or(INVALID_VALUE)?);
         let stream = d.id(stream);
         if d.stream(stream)?.capture.is_some() {
-            // This device has no child graphs.
+            // This device captures no child graphs.
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        d.enqueue(stream, Work::Graph(exec))?;
+        d.launch_graph(exec, stream)?;
         after_enqueue(guard)
     }
 
@@ -119,6 +120,8 @@ api! {
         if Arc::strong_count(&exec) == 1 {
             d.remove_lanes(&exec); // otherwise they are removed when it has run
         }
+        drop(exec);
+        d.collect_graph_memory();
         Ok(())
     }
 }

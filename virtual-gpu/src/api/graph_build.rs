@@ -54,7 +54,8 @@ impl Driver {
 
     /// A copy of a graph and of its child graphs; gives its handle. A node's number is the same in both.
     pub(super) fn clone_graph(&mut self, graph: u64, is_child: bool) -> Result<u64, u32> {
-        let mut clone = self.graphs.get(&graph).ok_or(INVALID_VALUE)?.clone();
+        let graph_of = self.graphs.get(&graph).filter(|graph| !graph.has_memory());
+        let mut clone = graph_of.ok_or(INVALID_VALUE)?.clone();
         (clone.is_child, clone.of) = (is_child, Some(graph));
         let id = self.handle();
         for (number, node) in &mut clone.nodes {
@@ -74,6 +75,9 @@ impl Driver {
     /// Removes a graph and its child graphs.
     pub(super) fn remove_graph(&mut self, graph: u64) {
         let Some(g) = self.graphs.remove(&graph) else { return };
+        for of in self.graph_allocations.values_mut() {
+            of.freed_by.remove(&graph);
+        }
         g.nodes.values().filter_map(|node| node.child).for_each(|child| self.remove_graph(child));
     }
 
@@ -217,6 +221,10 @@ impl Driver {
     pub(super) fn instantiate(&mut self, graph: u64, flags: u64) -> Result<u64, u32> {
         let mut nodes = Vec::new();
         self.flatten(graph, &mut nodes)?;
+        let is_own = |node: &Node| graph_and_number(node.handle).is_ok_and(|(of, _)| of == graph);
+        if self.execs.values().flat_map(|exec| &exec.nodes).any(|node| node.is_of_memory() && is_own(node)) {
+            return Err(INVALID_VALUE); // memory at one address is one executable graph's
+        }
         let mut lanes = BTreeMap::new();
         if nodes.iter().any(|node| node.device != nodes[0].device) {
             for node in &nodes {

@@ -402,7 +402,7 @@ pub(super) unsafe fn prepare(
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> Result<(KernelLaunch, usize), u32> {
-    let handle = f as u64;
+    let (handle, limits) = (f as u64, d.launch_limits()?);
     let f = d.resolve(handle)?;
     let (function, k) = known(d, f)?;
     // SAFETY: this function's contract.
@@ -442,6 +442,7 @@ pub(super) unsafe fn prepare(
         params: block,
         cooperative: false,
         references: d.bound_references(&of.loaded)?,
+        limits,
     };
     Ok((launch, of.device))
 }
@@ -482,7 +483,11 @@ pub(super) unsafe fn launch(
         finding::report(Finding::new(FindingKind::WrongDevice, launch.kernel, message));
         return Err(INVALID_HANDLE);
     }
-    d.enqueue(stream, Work::Launch(Arc::new(launch)))?;
+    let work = Work::Launch(Arc::new(launch));
+    if d.stream(stream)?.capture.is_none() {
+        d.note_printing(&work);
+    }
+    d.enqueue(stream, work)?;
     after_enqueue(guard)
 }
 

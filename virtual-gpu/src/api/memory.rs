@@ -293,9 +293,18 @@ api! {
             return withdraw(&guard, ptr, Kind::Pinned);
         }
         let device = d.current;
+        let of_graph = d.graph_allocations.get(&ptr).is_some_and(|of| of.device == device);
+        if of_graph && let Some(answer) = d.free_graph_allocation(ptr) {
+            answer?;
+        }
         let mut guard = run_until(guard, |d| d.is_idle(device))?;
         let d = &mut *guard;
         d.observe_device(device);
+        if of_graph {
+            d.graph_allocations.get(&ptr).inspect(|of| of.allocation.end());
+            d.collect_graph_memory();
+            return d.fault_of(device);
+        }
         // only the current device's memory: a pointer of another is unknown to it
         let memory = &d.devices[device].gpu.memory;
         let bytes = memory.locate(ptr, 1).map_or(0, |a| a.size);

@@ -5,13 +5,16 @@ mod call;
 mod clock;
 mod codes;
 mod context;
+mod context_limits;
 mod descriptors;
 mod device;
 mod engine;
 mod entry;
 mod execute;
 mod graph;
+mod graph_allocation;
 mod graph_build;
+mod graph_memory;
 mod graph_run;
 mod inquiry;
 mod kernel;
@@ -45,7 +48,7 @@ use state::Driver;
 
 use crate::config::Config;
 
-static TABLES: [&[Symbol]; 21] = [
+static TABLES: [&[Symbol]; 22] = [
     context::SYMBOLS,
     inquiry::SYMBOLS,
     device::SYMBOLS,
@@ -64,6 +67,7 @@ static TABLES: [&[Symbol]; 21] = [
     launch::SYMBOLS,
     stream::SYMBOLS,
     graph::SYMBOLS,
+    graph_memory::SYMBOLS,
     nodes::SYMBOLS,
     nodes_newer::SYMBOLS,
     value_waits::SYMBOLS,

@@ -14,7 +14,7 @@ use super::memory::set_work;
 use super::rows::slice_work;
 use super::state::Driver;
 use super::volume::slices;
-use super::work::{Callback, Exec, Node, Place, Work};
+use super::work::{Callback, Exec, Graph, Node, Place, Work};
 use crate::refusal::refuse;
 
 pub(super) const KERNEL: c_int = 0;
@@ -23,11 +23,14 @@ pub(super) const MEMSET: c_int = 2;
 pub(super) const HOST: c_int = 3;
 pub(super) const GRAPH: c_int = 4;
 pub(super) const EMPTY: c_int = 5;
+pub(super) const MEM_ALLOC: c_int = 10;
+pub(super) const MEM_FREE: c_int = 11;
 
 pub(super) const UPDATE_FAILURE: u32 = 910;
-/// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`, `…_NODE_TYPE_CHANGED`
+/// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`, `…_NODE_TYPE_CHANGED`, `…_PARAMETERS_CHANGED`
 const TOPOLOGY_CHANGED: c_int = 2;
 const NODE_TYPE_CHANGED: c_int = 3;
+const PARAMETERS_CHANGED: c_int = 5;
 
 /// A node's `CUgraphNodeType`.
 pub(super) fn kind(node: &Node) -> c_int {
@@ -36,6 +39,8 @@ pub(super) fn kind(node: &Node) -> c_int {
         Some(Work::Copy { .. }) => MEMCPY,
         Some(Work::Set { .. }) => MEMSET,
         Some(Work::Call { .. }) => HOST,
+        Some(Work::GraphAlloc(_)) => MEM_ALLOC,
+        Some(Work::GraphFree { .. }) => MEM_FREE,
         _ if node.child.is_some() => GRAPH,
         _ => EMPTY,
     }
@@ -297,6 +302,9 @@ pub(super) unsafe fn change_edges(
     if count > 0 && (from.is_null() || to.is_null()) {
         return Err(INVALID_VALUE);
     }
+    if !adds && d.graphs.get(&graph).is_some_and(Graph::has_memory) {
+        return Err(INVALID_VALUE);
+    }
     for i in 0..count {
         // SAFETY: not null, so each holds `count` handles.
         let (from, to) = unsafe { (from.add(i), to.add(i)) };
@@ -334,6 +342,10 @@ pub(super) fn update(
         let Some(old) = exec.nodes.get(n) else { return Ok(Err((TOPOLOGY_CHANGED, node.handle))) };
         if kind(old) != kind(node) {
             return Ok(Err((NODE_TYPE_CHANGED, node.handle)));
+        }
+        // an address is one node's
+        if node.is_of_memory() && node.handle != old.handle {
+            return Ok(Err((PARAMETERS_CHANGED, node.handle)));
         }
         let same = old.after.len() == node.after.len() && old.after.iter().all(|a| node.after.contains(a));
         if !same || old.device != node.device {
@@ -617,7 +629,7 @@ api! {
         let child = d.node(node as u64)?.child;
         let (graph, number) = graph_and_number(node as u64)?;
         let graph = d.graphs.get_mut(&graph).ok_or(INVALID_VALUE)?;
-        if graph.is_child {
+        if graph.is_child || graph.has_memory() {
             return Err(INVALID_VALUE);
         }
         graph.nodes.remove(&number);

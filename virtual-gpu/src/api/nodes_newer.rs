@@ -9,11 +9,12 @@ use super::codes::*;
 use super::entry::enter;
 use super::graph::instantiate;
 use super::graph_build::graph_and_number;
+use super::graph_memory::{add_alloc, add_free};
 use super::library::CUkernel;
 use super::nodes::{
-    EMPTY, GRAPH, HOST, KERNEL, MEMCPY, MEMSET, Made, UPDATE_FAILURE, add, add_child, change_edges,
-    copy_work, edges, exec_node, host_work, kernel_params, kernel_work, memset_work, neighbours, numbers,
-    replace, replace_in, update, write_lists,
+    EMPTY, GRAPH, HOST, KERNEL, MEM_ALLOC, MEM_FREE, MEMCPY, MEMSET, Made, UPDATE_FAILURE, add, add_child,
+    change_edges, copy_work, edges, exec_node, host_work, kernel_params, kernel_work, memset_work,
+    neighbours, numbers, replace, replace_in, update, write_lists,
 };
 use super::state::Driver;
 use crate::refusal::refuse;
@@ -154,6 +155,16 @@ unsafe fn add_any(
     count: usize,
     p: *const NodeParams,
 ) -> Answer {
+    // SAFETY: this function's contract.
+    let of_kind = unsafe { p.as_ref() }.ok_or(INVALID_VALUE)?.of_kind.as_ptr();
+    // SAFETY: the type says which member of the union is valid, and the caller lets the driver write the address.
+    unsafe {
+        match (*p).kind {
+            MEM_ALLOC => return add_alloc(d, out, graph, after, count, of_kind.cast_mut().cast()),
+            MEM_FREE => return add_free(d, out, graph, after, count, *of_kind),
+            _ => {}
+        }
+    }
     // SAFETY: this function's contract.
     let (kind, made) = unsafe { made(d, p)? };
     if kind != GRAPH {

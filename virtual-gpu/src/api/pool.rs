@@ -67,8 +67,7 @@ impl Driver {
             return Err(INVALID_VALUE);
         }
         if self.stream(stream)?.capture.is_some() {
-            // This device's graphs have no memory nodes.
-            return Err(STREAM_CAPTURE_UNSUPPORTED);
+            return self.capture_alloc(stream, bytes, pool);
         }
         let a = self.devices[device].gpu.memory.insert(bytes, false).map_err(memory_code)?;
         let base = a.base;
@@ -113,7 +112,12 @@ api! {
             return Err(INVALID_VALUE);
         }
         if d.stream(stream)?.capture.is_some() {
-            return Err(STREAM_CAPTURE_UNSUPPORTED);
+            return d.capture_free(stream, ptr);
+        }
+        if let Some(answer) = d.free_graph_allocation(ptr) {
+            answer?;
+            d.enqueue(stream, Work::GraphFree { base: ptr })?;
+            return after_enqueue(guard);
         }
         if !d.freeing.insert(ptr) {
             // A second free of the same address while the first is still queued.

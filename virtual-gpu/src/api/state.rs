@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::clock::{Clock, Order};
 use super::codes::*;
+use super::context_limits::ContextLimits;
 use super::descriptors::{TextureDescriptor, ViewDescriptor};
+use super::graph_allocation::{GraphAllocation, GraphMemory};
 use super::resource::Resource;
 use super::stream_id::{Mark, NULL_IS_PER_THREAD, StreamId, is_null, is_per_thread, own_stream};
 use super::work::{Exec, Graph, Work};
@@ -150,9 +152,8 @@ pub(super) struct LibraryKernel {
 
 /// The state of one device.
 pub(super) struct Device {
-    /// What `cuCtxSetLimit` has set.
-    pub limits: BTreeMap<u32, usize>,
     pub gpu: Gpu,
+    pub graph_memory: GraphMemory,
     pub current_pool: u64,
     pub primary: u64,
     pub primary_count: u32,
@@ -171,12 +172,13 @@ pub(super) struct Device {
 }
 
 /// A context.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Context {
     pub device: usize,
     pub flags: u32,
     /// Uses by `cuCtxAttach`.
     pub uses: u32,
+    pub limits: ContextLimits,
 }
 
 /// A capture in progress.
@@ -210,6 +212,8 @@ pub(super) struct Driver {
     pub pools: BTreeMap<u64, Pool>,
     /// Stream-ordered allocations: pool of each.
     pub pool_of: HashMap<u64, u64>,
+    /// By address.
+    pub graph_allocations: BTreeMap<u64, GraphAllocation>,
     /// Kernel names as C strings, for as long as the driver lives.
     pub names: HashMap<String, CString>,
     /// Managed allocations: page-locked host memory.
@@ -239,7 +243,7 @@ impl Driver {
         let random = config.seed ^ 0x9e37_79b9_7f4a_7c15;
         let device = |number| Device {
             gpu: Gpu::numbered(number, config.of_device(number)),
-            limits: BTreeMap::new(),
+            graph_memory: GraphMemory::default(),
             current_pool: default_pool(number),
             primary: 0,
             primary_count: 0,

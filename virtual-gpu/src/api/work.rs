@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::resource::Bound;
 use super::stream_id::StreamId;
-use crate::exec::LoadedModule;
+use crate::exec::{LaunchLimits, LoadedModule};
 use crate::memory::{Allocation, Memory};
 use crate::reports::LaunchKey;
 
@@ -50,6 +50,11 @@ pub(super) enum Work {
     Free {
         base: u64,
     },
+    /// A graph's allocation begins to live, and ends.
+    GraphAlloc(Arc<Allocation>),
+    GraphFree {
+        base: u64,
+    },
     Record(u64),
     /// Only waits.
     Wait,
@@ -82,6 +87,8 @@ pub(super) struct KernelLaunch {
     pub cooperative: bool,
     /// What was bound to the module's references when it was queued.
     pub references: Vec<Bound>,
+    /// Those of its context when it was queued or made a node.
+    pub limits: LaunchLimits,
 }
 
 impl KernelLaunch {
@@ -135,6 +142,20 @@ pub(super) struct Graph {
     pub is_child: bool,
     /// The graph that it was copied from.
     pub of: Option<u64>,
+}
+
+impl Node {
+    /// Whether it allocates or frees memory.
+    pub fn is_of_memory(&self) -> bool {
+        matches!(self.work.first(), Some(Work::GraphAlloc(_) | Work::GraphFree { .. }))
+    }
+}
+
+impl Graph {
+    /// Whether it has nodes that allocate or free memory: then it is not copied, and loses no nodes and edges.
+    pub fn has_memory(&self) -> bool {
+        self.nodes.values().any(Node::is_of_memory)
+    }
 }
 
 /// A graph that can be launched: its nodes, and those of its child graphs.

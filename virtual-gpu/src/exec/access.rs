@@ -1,6 +1,7 @@
 //! Loads and stores: the space of each lane's address, and its memory.
 
 use super::block::{Block, Check};
+use super::carried;
 use super::global::{self, count_global};
 use super::lane::{What, extend, fault, set, window};
 use super::order::{self, Strong};
@@ -77,11 +78,6 @@ pub(super) fn by_space(space: Space, at: &mut [u64; LANES], mask: u32) -> [(Spac
     [(Space::Global, mask & !shared & !local), (Space::Shared, shared), (Space::Local, local)]
 }
 
-/// The data registers of an access.
-fn rows<'f>(f: &'f Function, single: &'f Row, a: Access) -> &'f [Row] {
-    if a.count == 1 { std::slice::from_ref(single) } else { &f.lists[*single as usize..][..a.count as usize] }
-}
-
 /// `number`: that of the instruction in its module.
 #[inline(always)]
 pub(super) fn load(
@@ -94,7 +90,10 @@ pub(super) fn load(
 ) -> Check {
     let what = What { verb: "load", bytes: (a.size * a.count) as u32, line: inst.line, loose: a.strong };
     let bytes = what.bytes;
-    let rows = rows(f, &inst.d, a);
+    let rows = a.rows(f, &inst.d);
+    if !w.regs.unwritten.is_empty() {
+        carried::forget(w, rows, a.wide, mask);
+    }
     if a.space == Space::Param && inst.a != NONE {
         let at = addresses(w, inst, a.addr_wide);
         for l in lanes(mask) {
@@ -165,16 +164,24 @@ pub(super) fn store(
 ) -> Check {
     let what = What { verb: "store", bytes: (a.size * a.count) as u32, line: inst.line, loose: a.strong };
     let bytes = what.bytes;
-    let rows = rows(f, &inst.b, a);
+    let rows = a.rows(f, &inst.b);
     let mut at = addresses(w, inst, a.addr_wide);
     for (space, mask) in by_space(a.space, &mut at, mask).into_iter().filter(|&(_, mask)| mask != 0) {
         let at = &at;
+        if space != Space::Local && !w.regs.unwritten.is_empty() {
+            carried::leave(b, w, (rows, a), what, (space, at), mask)?;
+        }
         match space {
             Space::Shared => {
                 let facts = b.facts(number, at, mask, bytes, Count::Wavefronts);
                 scratch::store::<SHARED>(b, w, (rows, a), what, at, mask, &facts)?;
             }
-            Space::Local => scratch::store::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default())?,
+            Space::Local => {
+                scratch::store::<LOCAL>(b, w, (rows, a), what, at, mask, &Facts::default())?;
+                if !w.regs.unwritten.is_empty() {
+                    carried::store(b, w, (rows, a), at, mask);
+                }
+            }
             _ => {
                 let facts = b.facts(number, at, mask, bytes, Count::Sectors);
                 global::store(b, w, (rows, a), what, at, mask, &facts)?;

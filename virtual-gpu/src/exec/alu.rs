@@ -3,9 +3,7 @@
 
 use std::ops::Range;
 
-use half::f16;
-
-use super::alu_float::{float_binary, float_test, float_unary, fma};
+use super::alu_float::{float_binary, float_test, float_unary, flush16, fma};
 use super::bit_fields::{bit_mask, extend_bits};
 use super::cvt;
 use super::float::flush;
@@ -159,6 +157,17 @@ fn execute(r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) -> bool {
             for (lane, o) in out.iter_mut().enumerate() {
                 *o = if t >> lane & 1 != 0 { one } else { 0 };
             }
+            u32::store(r, i.d, &out, mask);
+        }
+        Op::SetpHalves { cmp, logic, ftz } => {
+            let [low, high] = compare_halves(r, i, cmp, logic, ftz);
+            r.set_pred(i.d, low, mask);
+            r.set_pred(i.e, high, mask);
+        }
+        Op::SetHalves { cmp, logic, ftz, one } => {
+            let [low, high] = compare_halves(r, i, cmp, logic, ftz);
+            let one = u32::from(one);
+            let out = std::array::from_fn(|l| (one * (low >> l & 1)) | ((one * (high >> l & 1)) << 16));
             u32::store(r, i.d, &out, mask);
         }
         Op::Sel32 => select::<u32>(r, i, r.pred(i.c), mask),
@@ -537,6 +546,21 @@ fn unpack(r: &mut Regs, lists: &[u32], i: &Inst, wide: bool, part_bits: u8, mask
     }
 }
 
+/// Compares the lower and the upper halves of two registers as f16.
+fn compare_halves(r: &Regs, i: &Inst, cmp: Cmp, logic: Option<Logic>, ftz: bool) -> [u32; 2] {
+    [false, true].map(|upper| {
+        let t = compare_half(r, i, cmp, ftz, upper);
+        logic.map_or(t, |l| combine(l, t, r.pred(i.c)))
+    })
+}
+
+/// Compares the lower or the upper halves of two registers as f16.
+#[allow(clippy::neg_cmp_op_on_partial_ord, clippy::eq_op, clippy::double_comparisons)] // the unordered comparisons are about NaN
+fn compare_half(r: &Regs, i: &Inst, cmp: Cmp, ftz: bool, upper: bool) -> u32 {
+    let value = |word: u32| flush16((word >> if upper { 16 } else { 0 }) as u16, ftz).to_f32();
+    float_test!(r, i, cmp, |r: &Regs, row| u32::load(r, row).map(value))
+}
+
 #[inline(always)]
 #[allow(clippy::neg_cmp_op_on_partial_ord, clippy::eq_op, clippy::double_comparisons)] // the unordered comparisons are about NaN
 fn compare(r: &Regs, i: &Inst, cmp: Cmp, ty: Num, ftz: bool) -> u32 {
@@ -546,10 +570,7 @@ fn compare(r: &Regs, i: &Inst, cmp: Cmp, ty: Num, ftz: bool) -> u32 {
         }
         Num::F32 => return float_test!(r, i, cmp, f32::load),
         Num::F64 => return float_test!(r, i, cmp, f64::load),
-        Num::F16 => {
-            return float_test!(r, i, cmp, |r: &Regs, row| u16::load(r, row)
-                .map(|b| f16::from_bits(b).to_f32()));
-        }
+        Num::F16 => return compare_half(r, i, cmp, ftz, false),
         Num::U16 | Num::U8 => IntTy::U16,
         Num::S16 | Num::S8 => IntTy::S16,
         Num::U32 => IntTy::U32,

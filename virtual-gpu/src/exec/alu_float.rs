@@ -96,7 +96,7 @@ fn finish(v: f32, m: FMode) -> f32 {
     if m.sat { saturate(v) } else { v }
 }
 
-fn flush16(bits: u16, ftz: bool) -> f16 {
+pub(super) fn flush16(bits: u16, ftz: bool) -> f16 {
     f16::from_bits(if ftz && bits & 0x7c00 == 0 { bits & 0x8000 } else { bits })
 }
 

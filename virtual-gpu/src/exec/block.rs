@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-use super::job::{Job, PRINT_LIMIT};
+use super::job::Job;
 use super::line_costs::InstructionCost;
 use super::races::{Races, VectorClock};
 use super::regs::{FULL, LANES};
@@ -75,7 +75,7 @@ impl<'j> Block<'j> {
     /// Appends to the block's printed text, up to the launch's limit.
     pub fn print(&mut self, text: &[u8]) {
         let before = self.job.printed_bytes.fetch_add(text.len(), Ordering::Relaxed);
-        if before + text.len() <= PRINT_LIMIT {
+        if before + text.len() <= self.job.limits.printed {
             self.printed.extend_from_slice(text);
         }
     }

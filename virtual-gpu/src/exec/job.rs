@@ -12,12 +12,24 @@ use super::sparse::Sparse;
 use crate::config::Config;
 use crate::finding::Finding;
 use crate::memory::{Memory, Snapshot};
-use crate::ptx::inst::Function;
+use crate::ptx::inst::{Function, MAX_LOCAL};
 use crate::ptx::{Kernel, Lines};
 use crate::texture::Objects;
 
-/// Bytes of text that a launch may print: the default size of CUDA's buffer.
-pub(super) const PRINT_LIMIT: usize = 1 << 20;
+/// What the threads of a launch may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaunchLimits {
+    /// Bytes of a thread's stack where calls are by pointer or recursive. A kernel has what its other calls need, if that is more.
+    pub stack: u32,
+    /// Bytes of text that the launch may print.
+    pub printed: usize,
+}
+
+impl LaunchLimits {
+    /// As much stack as a thread has local memory, and the default size of CUDA's buffer for text.
+    pub const DEFAULT: Self = Self { stack: MAX_LOCAL, printed: 1 << 20 };
+}
+
 /// A running launch: the state that all its blocks share.
 pub(super) struct Job<'a> {
     pub functions: &'a [Function],
@@ -49,6 +61,7 @@ pub(super) struct Job<'a> {
     pub remote: Option<Arc<RemoteReads>>,
     pub cooperative: bool,
     pub objects: Objects,
+    pub limits: LaunchLimits,
     /// Lanes of a warp are scheduled on their own.
     pub independent: bool,
     /// What releases and acquires order is tracked.

@@ -6,6 +6,7 @@ mod alu_float;
 mod atomic;
 mod bit_fields;
 mod block;
+mod carried;
 mod cvt;
 mod exchange;
 mod float;
@@ -47,7 +48,8 @@ use crate::texture::Objects;
 use alu::Fast;
 use block::Block;
 use global_races::GlobalRaces;
-use job::{Job, PRINT_LIMIT};
+use job::Job;
+pub(crate) use job::LaunchLimits;
 pub use line_costs::LineCost;
 pub(crate) use remote_reads::RemoteReads;
 use shared_arrays::SharedArrays;
@@ -91,6 +93,7 @@ pub(crate) struct LaunchContext {
     pub cooperative: bool,
     /// The device's textures and surfaces.
     pub objects: Objects,
+    pub limits: LaunchLimits,
 }
 
 /// Bytes of the memory at which the blocks of a cooperative launch wait: its size and the barrier's word. Source:
@@ -107,6 +110,7 @@ impl LaunchContext {
             remote: None,
             cooperative: false,
             objects: Objects::new(),
+            limits: LaunchLimits::DEFAULT,
         }
     }
 }
@@ -342,7 +346,7 @@ impl<'a> Job<'a> {
         context: LaunchContext,
         workspace: u64,
     ) -> Self {
-        let LaunchContext { peers, writer, unordered, remote, cooperative, objects } = context;
+        let LaunchContext { peers, writer, unordered, remote, cooperative, objects, limits } = context;
         let mut snapshot = gpu.memory.snapshot();
         if !peers.is_empty() {
             snapshot.live.extend(peers);
@@ -376,6 +380,7 @@ impl<'a> Job<'a> {
             remote,
             cooperative,
             objects,
+            limits,
             independent: gpu.config.card.arch.independent_lanes(),
             orders: gpu.config.card.arch.independent_lanes() && gpu.config.checks.races,
             workspace,
@@ -399,9 +404,10 @@ impl<'a> Job<'a> {
         texts.sort_by_key(|&(block, _)| block);
         let bytes: Vec<u8> = texts.into_iter().flat_map(|(_, text)| text).collect();
         let mut text = String::from_utf8_lossy(&bytes).into_owned();
-        let lost = self.printed_bytes.get_mut().saturating_sub(PRINT_LIMIT);
+        let limit = self.limits.printed;
+        let lost = self.printed_bytes.get_mut().saturating_sub(limit);
         if lost > 0 {
-            text += &format!("[{lost} bytes beyond a launch's limit of {} are missing]\n", PRINT_LIMIT);
+            text += &format!("[{lost} bytes beyond a launch's limit of {limit} are missing]\n");
         }
         text
     }

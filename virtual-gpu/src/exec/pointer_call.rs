@@ -74,11 +74,12 @@ impl Warp {
             return Err(format!("`{}` is called {} calls deep", function.name, self.frames.len()));
         }
         let end = frame.local_base + f.local_bytes.next_multiple_of(16) + function.stack_bytes;
-        if end > MAX_LOCAL {
+        let stack = b.job.limits.stack.max(b.job.kernel.local_bytes);
+        if end > stack {
+            let of = if stack == MAX_LOCAL { "local memory" } else { "stack (CU_LIMIT_STACK_SIZE)" };
+            let (name, depth) = (&function.name, self.frames.len());
             return Err(format!(
-                "`{}`, {} calls deep, needs {end} bytes of local memory: a thread has {MAX_LOCAL}",
-                function.name,
-                self.frames.len()
+                "`{name}`, {depth} calls deep, needs {end} bytes of {of}: a thread has {stack}"
             ));
         }
         self.grow_local(end as usize, b.job.config.checks.uninitialized);

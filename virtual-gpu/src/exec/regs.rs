@@ -1,5 +1,7 @@
 //! The register files of one warp: rows of 32 lanes.
 
+use std::collections::HashMap;
+
 use crate::ptx::inst::{NEG, Row};
 
 pub(crate) const LANES: usize = 32;
@@ -16,6 +18,8 @@ pub(crate) struct Regs {
     pub base_pred: usize,
     /// The carry flag of each lane.
     pub carry: u32,
+    /// For registers (64 bits, row of all frames), by lane which of their bytes nothing has written, the lowest first: see `carried`.
+    pub unwritten: HashMap<(bool, usize), [u8; LANES]>,
 }
 
 impl Regs {

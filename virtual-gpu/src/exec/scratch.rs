@@ -1,6 +1,7 @@
 //! Shared memory of a block and local memory of a thread: bounds, alignment, first writes, races.
 
 use super::block::{Block, Check};
+use super::carried;
 use super::lane::{What, extend, fault, misaligned, set, uninitialized, value};
 use super::races::{Conflict, Party};
 use super::regs::{LANES, each, lanes};
@@ -181,7 +182,16 @@ fn load_by_lane<const SPACE: bool>(
     mask: u32,
 ) -> Check {
     for l in lanes(mask) {
-        let o = checked::<SPACE>(b, w, what, l, at[l])?;
+        let o = match SPACE {
+            SHARED => checked::<SHARED>(b, w, what, l, at[l])?,
+            LOCAL => place::<LOCAL>(b, w, what, l, at[l])?,
+        };
+        if SPACE == LOCAL
+            && !w.local_written.is_empty()
+            && !all_set(&w.local_written[o..][..what.bytes as usize])
+        {
+            carried::load(b, w, (rows, a), what, l, (at[l], o))?;
+        }
         if SPACE == SHARED && b.job.config.checks.races {
             let conflict = b.races.read(o, what.bytes as usize, party(w, what, l));
             no_race(b, w, what, l, at[l], conflict)?;

@@ -104,7 +104,17 @@ pub(super) fn access(
     }
     let (size, count, wide) = (a.size, a.count, a.wide);
     let (space, order) = (Space::Global, Order::Relaxed);
-    let access = Access { space, size, count, signed: false, wide, addr_wide: true, strong: false, order };
+    let access = Access {
+        space,
+        size,
+        count,
+        signed: false,
+        wide,
+        addr_wide: true,
+        of_call: false,
+        strong: false,
+        order,
+    };
     let facts = b.facts(number, &at, inside, what.bytes, Count::Sectors);
     match load {
         true => global::load(b, w, (rows, access), what, &at, inside, &facts)?,

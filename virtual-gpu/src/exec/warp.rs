@@ -121,6 +121,7 @@ impl Warp {
         if track {
             self.local_written.resize(local_bytes * LANES, 0);
         }
+        self.regs.unwritten.clear();
         self.frames.clear();
         self.stack.clear();
         self.parked.clear();

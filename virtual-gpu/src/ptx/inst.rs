@@ -171,9 +171,21 @@ pub(crate) struct Access {
     /// The data registers are 64-bit ones.
     pub wide: bool,
     pub addr_wide: bool,
+    /// Of a function's or a call's `.param`.
+    pub of_call: bool,
     /// Volatile, or with an order.
     pub strong: bool,
     pub order: Order,
+}
+
+impl Access {
+    /// The data registers, of which the instruction has one, or the place of several among its function's lists.
+    pub fn rows<'f>(self, f: &'f Function, single: &'f Row) -> &'f [Row] {
+        match self.count {
+            1 => std::slice::from_ref(single),
+            n => &f.lists[*single as usize..][..n as usize],
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,6 +253,19 @@ pub(crate) enum Op {
         logic: Option<Logic>,
         ftz: bool,
         one: u32,
+    },
+    /// p = compare of the lower halves, q of the upper ones; both f16
+    SetpHalves {
+        cmp: Cmp,
+        logic: Option<Logic>,
+        ftz: bool,
+    },
+    /// The same packed into the halves of a register
+    SetHalves {
+        cmp: Cmp,
+        logic: Option<Logic>,
+        ftz: bool,
+        one: u16,
     },
     FBin(FBin, FMode),
     Fma(FMode),
@@ -445,6 +470,8 @@ pub(crate) struct Function {
     pub stack_bytes: u32,
     /// The most 32-bit registers live at once, once it is asked for.
     pub live: std::sync::OnceLock<u32>,
+    /// The registers that only carry bytes, once they are asked for: see `carriers`.
+    pub carriers: std::sync::OnceLock<Box<[bool]>>,
     /// Smallest shared or generic access, in bytes: the granule of the race check.
     pub granule: u8,
     /// Smallest store to global memory or through a generic address, in bytes: the granule of the race check there.

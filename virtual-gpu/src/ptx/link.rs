@@ -39,6 +39,7 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
             let f = &m.functions[f as usize];
             k.granule = k.granule.min(f.granule);
             k.store_granule = k.store_granule.min(f.store_granule);
+            k.prints |= f.code.iter().any(|inst| inst.op == Op::Print);
             used.extend(f.inits.iter().filter_map(|(_, _, init)| match *init {
                 Init::Shared(v, _) => Some(v),
                 _ => None,

@@ -4,6 +4,7 @@
 //! where it is clearer, later editions of the same sections.
 
 mod body;
+pub(crate) mod carriers;
 mod decode;
 mod flow;
 pub(crate) mod inst;
@@ -97,6 +98,8 @@ pub struct Kernel {
     pub(crate) granule: u8,
     /// Smallest store to global memory in bytes, the unit in which races are tracked there.
     pub(crate) store_granule: u8,
+    /// Whether it or a function that it may run calls `vprintf`.
+    pub(crate) prints: bool,
 }
 
 /// A kernel parameter.

@@ -154,7 +154,7 @@ fn targets(i: &Inst, f: &Function) -> impl Iterator<Item = u32> {
 }
 
 /// Calls `see(64-bit, row, written)` for each register operand outside the predicate file.
-fn visit(i: &Inst, f: &Function, mut see: impl FnMut(bool, Row, bool)) {
+pub(super) fn visit(i: &Inst, f: &Function, mut see: impl FnMut(bool, Row, bool)) {
     let list = |at: Row, n: i64| &f.lists[at as usize..][..n as usize];
     let mut all = |wide: [bool; 4]| {
         for (row, wide, written) in
@@ -204,6 +204,13 @@ fn visit(i: &Inst, f: &Function, mut see: impl FnMut(bool, Row, bool)) {
         Op::Setp { ty, .. } => {
             see(ty.bits() == 64, i.a, false);
             see(ty.bits() == 64, i.b, false);
+        }
+        Op::SetpHalves { .. } | Op::SetHalves { .. } => {
+            see(false, i.a, false);
+            see(false, i.b, false);
+            if matches!(i.op, Op::SetHalves { .. }) {
+                see(false, i.d, true);
+            }
         }
         Op::Set { ty, .. } => {
             see(ty.bits() == 64, i.a, false);

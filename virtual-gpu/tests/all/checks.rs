@@ -138,6 +138,125 @@ fn reads_of_memory_never_written() {
     run_with(off, 1, 65, "ld.global.u32 %r4, [%rd3];").unwrap();
 }
 
+/// Moves of structures copy padding, which nothing writes.
+#[test]
+fn padding_is_moved_through_registers_that_do_nothing_else() {
+    let found = FindingKind::Uninitialized;
+    // [l] has a word and a byte, of which 3 bytes of padding follow
+    let made = "mov.b16 %h1, 7; st.local.u32 [l], %r1; st.local.u8 [l+4], %h1;";
+    let moved = format!("{made} ld.local.u64 %rd4, [l]; st.local.u64 [l+8], %rd4;");
+    let generic = "mov.u64 %rd5, l; cvta.local.u64 %rd5, %rd5; ld.u64 %rd4, [%rd5]; st.u64 [%rd5+8], %rd4;";
+    let parts = "ld.local.v2.u32 {%r4, %r5}, [l]; st.local.v2.u32 [l+8], {%r4, %r5};";
+    let bytes: String =
+        (0..8).map(|n| format!("ld.local.u8 %r4, [l+{n}]; st.local.u8 [l+{}], %r4;\n", 8 + n)).collect();
+    for moved in
+        [&moved, &format!("{made} {generic}"), &format!("{made} {parts}"), &format!("{made} {bytes}")]
+    {
+        clean(
+            40,
+            &format!("{moved} ld.local.u32 %r6, [l+8]; ld.local.u8 %r7, [l+12]; add.u32 %r6, %r6, %r7;"),
+        );
+        // the copy's padding is as unwritten as the first one, also moved again
+        caught(40, &format!("{}\nld.local.u8 %r7, [l+13];", moved.replace('\n', " ")), found, 8, 0);
+        let again = format!("{} ld.local.u64 %rd6, [l+8]; st.local.u64 [l], %rd6;", moved.replace('\n', " "));
+        caught(40, &format!("{again}\nld.local.u32 %r7, [l+4];"), found, 8, 0);
+        clean(40, &format!("{again}\nld.local.u8 %r7, [l+4];"));
+        // until it is written
+        clean(40, &format!("{again} st.local.u32 [l+4], 0; ld.local.u32 %r7, [l+4];"));
+    }
+    // any other use of the register is one of the padding
+    for other in [
+        "add.u64 %rd6, %rd4, 1;",
+        "st.global.u64 [%rd1], %rd4;",
+        "st.shared.u64 [s], %rd4;",
+        "setp.eq.u64 %p1, %rd4, 0;",
+        "cvt.u32.u64 %r6, %rd4;",
+        "mov.b64 {%r6, %r7}, %rd4;",
+        "mov.b64 %rd4, 0;",
+        "ld.global.u32 %r6, [%rd4];",
+        "atom.global.exch.b64 %rd6, [%rd1], %rd4;",
+    ] {
+        caught(
+            40,
+            &format!("{made}\nld.local.u64 %rd4, [l]; st.local.u64 [l+8], %rd4; {other}"),
+            found,
+            8,
+            0,
+        );
+    }
+    caught(40, &format!("{made}\nld.local.s32 %rd4, [l+4]; st.local.u64 [l+8], %rd4;"), found, 8, 0);
+    caught(
+        40,
+        &format!("{made}\nld.local.v2.u32 {{%r4, %r5}}, [l]; st.local.u64 [l+8], %rd1; add.u32 %r5, %r5, 1;"),
+        found,
+        8,
+        0,
+    );
+    // where a generic address decides, at the store; of the lanes that have unwritten bytes
+    let global =
+        format!("{made} setp.ge.u32 %p1, %r1, 35; @!%p1 st.local.u32 [l+4], 0; ld.local.u64 %rd4, [l];\n");
+    let f = caught(40, &format!("{global}st.u64 [%rd1], %rd4;"), found, 8, 35);
+    assert!(f.message.ends_with("of bytes from local memory that nothing has written"), "{f}");
+    let checks = Checks { races: false, ..Checks::ALL };
+    run_with(Config { checks, ..Config::default() }, 1, 35, &format!("{global}st.u64 [%rd1], %rd4;"))
+        .unwrap();
+    let some = format!("{global}@!%p1 st.u64 [%rd1], %rd4;");
+    run_with(Config { checks, ..Config::default() }, 1, 40, &some).unwrap();
+    let to_shared = "mov.u64 %rd5, s; cvta.shared.u64 %rd5, %rd5; st.u64 [%rd5+8], %rd4;";
+    let f =
+        run_with(Config { checks, ..Config::default() }, 1, 40, &format!("{global}{to_shared}")).unwrap_err();
+    assert_eq!((f.kind, f.line, f.thread), (found, 8, [35, 0, 0]), "{f}");
+    assert!(f.message.starts_with("8-byte store at shared address 0x8 of bytes"), "{f}");
+    // the half that is stored counts, and what is loaded last
+    clean(
+        1,
+        &format!(
+            "{made} ld.local.u64 %rd4, [l]; mov.u64 %rd5, s; cvta.shared.u64 %rd5, %rd5; st.u32 [%rd5], %rd4;"
+        ),
+    );
+    let last = "ld.global.u64 %rd4, [%rd1]; st.local.u64 [l+8], %rd4; ld.local.u64 %rd6, [l+8]; add.u64 %rd6, %rd6, 1;";
+    clean(40, &format!("{moved} {last}"));
+}
+
+/// A result in a register has no note of unwritten bytes, so a function's parameters and results are other uses.
+#[test]
+fn unwritten_bytes_do_not_leave_a_function() {
+    let run = |function: &str, code: &str| {
+        let text = format!(
+            ".version 6.4\n.target sm_61\n.address_size 64\n.shared .align 16 .b8 s[16];
+.func (.param .b32 r) f(.param .align 4 .b8 x[8]) {{ .reg .b32 %r<4>; .local .align 4 .b8 o[8];\n{function} ret; }}
+.func (.param .b32 r) g(.param .b64 x) {{ st.param.b32 [r], 1; ret; }}
+.func h(.param .b64 p) {{ .reg .b64 %rd; .reg .b32 %r<4>; ld.param.b64 %rd, [p];
+mov.u32 %r0, 1; mov.u32 %r1, 1; mov.u32 %r2, 1; mov.u32 %r3, 1; st.v4.u32 [%rd], {{%r0, %r1, %r2, %r3}}; ret; }}
+.visible .entry k() {{ .reg .b32 %r<4>; .reg .b64 %rd<2>; .local .align 8 .b8 l[8];\n{code} ret; }}"
+        );
+        let mut gpu = Gpu::new(Config::default());
+        let module = gpu.load(Module::parse(&text).unwrap_or_else(|e| panic!("{text}\n{e}"))).unwrap();
+        let launch = Launch { grid: [1; 3], block: [1; 3], dynamic_shared: 0, params: &[] };
+        gpu.launch(&module, "k", launch).map(|_| ()).map_err(|f| (f.kind, f.line))
+    };
+    let in_f = Err((FindingKind::Uninitialized, 6));
+    let in_k = Err((FindingKind::Uninitialized, 11));
+    let call =
+        "{ .param .align 4 .b8 p[8]; ld.local.u32 %r1, [l]; st.param.b32 [p], %r1; call (%r2), f, (p); }";
+    let set = "st.local.u32 [l], 1;";
+    let returns = "ld.local.u32 %r1, [o]; st.param.b32 [r], %r1;";
+    assert_eq!(run(returns, &format!("{set} {call}")), in_f);
+    assert_eq!(run("st.param.b32 [r], 1;", call), in_k);
+    let register = "ld.local.b64 %rd1, [l]; st.local.b64 [l], %rd1; call (%r2), g, (%rd1);";
+    assert_eq!(run("", &format!("{set} {register}")), in_k);
+    // the half of a parameter that was not given is moved and not used
+    let moves =
+        "ld.param.b32 %r1, [x]; st.local.u32 [o], %r1; ld.param.b32 %r2, [x+4]; st.local.u32 [o+4], %r2;";
+    let result = "ld.local.u32 %r3, [o]; add.u32 %r3, %r3, 1; st.param.b32 [r], %r3;";
+    assert_eq!(run(&format!("{moves} {result}"), &format!("{set} {call}")), Ok(()));
+    let wrong = result.replace("[o]", "[o+4]");
+    assert_eq!(run(&format!("{moves} {wrong}"), &format!("{set} {call}")), in_f);
+    // another function has its registers where those were
+    let then = format!("{set} {call} mov.u64 %rd1, s; cvta.shared.u64 %rd1, %rd1; call h, (%rd1);");
+    assert_eq!(run(&format!("{moves} {result}"), &then), Ok(()));
+}
+
 /// Thread t writes word t and reads word t ^ 32: another warp's.
 const EXCHANGE: [&str; 3] = [
     "st.shared.u32 [%r3], %r1;\n",

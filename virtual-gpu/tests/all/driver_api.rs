@@ -1,6 +1,6 @@
 //! The driver API through its symbols, as the seam calls it.
 
-use crate::common::{call, code, driver};
+use crate::common::{call, code, driver, launch_kernel};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard};
 
@@ -91,33 +91,7 @@ fn scale(f: *mut c_void, s: *mut c_void, x: u64, a: f32, n: u32) -> u32 {
 fn launch(f: *mut c_void, s: *mut c_void, x: u64, a: f32, n: u32, grid: u32, block: u32) -> u32 {
     let mut params =
         [&x as *const u64 as *mut c_void, &a as *const f32 as *mut c_void, &n as *const u32 as *mut c_void];
-    code!(
-        "cuLaunchKernel",
-        (
-            *mut c_void,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            c_uint,
-            *mut c_void,
-            *mut *mut c_void,
-            *mut c_void
-        ),
-        f,
-        grid,
-        1,
-        1,
-        block,
-        1,
-        1,
-        0,
-        s,
-        params.as_mut_ptr(),
-        std::ptr::null_mut()
-    )
+    launch_kernel(f, [grid, 1, 1], [block, 1, 1], 0, s, params.as_mut_ptr())
 }
 
 const NULL: *mut c_void = std::ptr::null_mut();

@@ -1,6 +1,6 @@
 //! Graphs made node by node, waits for values in memory, and blocks that wait for each other.
 
-use crate::common::{call, code, driver};
+use crate::common::{call, code, driver, launch_kernel};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::MutexGuard;
@@ -105,6 +105,11 @@ impl Add {
             kernelParams: self.list.as_mut_ptr(),
             extra: null_mut(),
         }
+    }
+
+    fn launch(&mut self, stream: u64) -> u32 {
+        let arguments = self.list.as_mut_ptr();
+        launch_kernel(self.function as *mut c_void, [1; 3], [1; 3], 0, stream as *mut c_void, arguments)
     }
 
     fn node(&mut self, graph: u64, after: &[u64]) -> u64 {
@@ -267,21 +272,7 @@ fn captured_nodes_are_the_same_as_made_ones() {
     call!("cuStreamCreate", (*mut u64, c_uint), &mut stream, 1);
     call!("cuStreamBeginCapture_v2", (u64, c_int), stream, 0);
     call!("cuMemsetD32Async", (*mut u32, c_uint, usize, u64), x, 1, 2, stream);
-    call!(
-        "cuLaunchKernel",
-        (u64, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, u64, *mut *mut c_void, u64),
-        add.function,
-        1,
-        1,
-        1,
-        1,
-        1,
-        1,
-        0,
-        stream,
-        add.list.as_mut_ptr(),
-        0
-    );
+    assert_eq!(add.launch(stream), 0);
     call!("cuMemcpyAsync", (*mut u32, *mut u32, usize, u64), x.wrapping_add(1), x, 4, stream);
     call!("cuLaunchHostFunc", (u64, unsafe extern "C" fn(*mut c_void), *mut u32), stream, sum, x);
     call!("cuStreamEndCapture", (u64, *mut u64), stream, &mut captured);
@@ -391,21 +382,7 @@ fn a_stream_waits_for_a_value() {
     let [waits, writes] = streams;
     let flag = x.wrapping_add(1);
     call!("cuStreamWaitValue32_v2", (u64, *mut u32, u32, c_uint), waits, flag, 5, 0);
-    call!(
-        "cuLaunchKernel",
-        (u64, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, u64, *mut *mut c_void, u64),
-        add.function,
-        1,
-        1,
-        1,
-        1,
-        1,
-        1,
-        0,
-        waits,
-        add.list.as_mut_ptr(),
-        0
-    );
+    assert_eq!(add.launch(waits), 0);
     for _ in 0..8 {
         assert_eq!(code!("cuStreamQuery", (u64), waits), 600, "4 is less than 5");
     }

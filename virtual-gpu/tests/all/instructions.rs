@@ -3,7 +3,7 @@
 //! A case is code over preloaded registers (%rdN, %rN, %hN hold input N in 64, 32 and 16 bits) that writes its
 //! result to %rd0, %r0, %h0 or %p0. Each case runs with a full warp and with a part of one.
 
-use pascaline_virtual_gpu::{Arch, Checks, Config, Gpu, Launch, Module};
+use pascaline_virtual_gpu::{Arch, Checks, Class, Config, Gpu, Launch, Module};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Out {
@@ -315,6 +315,54 @@ fn moves_selections_and_predicates() {
         ("set.gtu.u16.f16 %h0, %h1, %h2;", [0x7e00, 0x3c00, 0], H(0xffff)),
         ("set.gt.s16.f16 %h0, %h1, %h2;", [0x7e00, 0x3c00, 0], H(0)),
         ("set.ge.f16.s32 %h0, %r1, %r2;", [5, 5, 0], H(0x3c00)),
+        ("set.lt.f16x2.f16x2 %r0, %r1, %r2;", [0x4000_3c00, 0x3c00_4000, 0], R(0x3c00)),
+        ("set.gt.f16x2.f16x2 %r0, %r1, %r2;", [0x4000_3c00, 0x3c00_4000, 0], R(0x3c00_0000)),
+        ("set.eq.u32.f16x2 %r0, %r1, %r2;", [0x8000_3c00, 0x0000_3c00, 0], R(u32::MAX)),
+        ("set.equ.s32.f16x2 %r0, %r1, %r2;", [0x7e00_3c00, 0x3c00_4000, 0], R(0xffff_0000)),
+        ("set.ne.f16x2.f16x2 %r0, %r1, %r2;", [0x0000_0001, 0, 0], R(0x3c00)),
+        ("set.ne.ftz.f16x2.f16x2 %r0, %r1, %r2;", [0x0001_0001, 0, 0], R(0)),
+        (
+            "setp.ne.u32 %p1, %r1, %r1; set.eq.xor.f16x2.f16x2 %r0, %r1, %r2, !%p1;",
+            [0x4000_3c00, 0x4000_4000, 0],
+            R(0x3c00),
+        ),
+        (
+            "setp.eq.u32 %p1, 0, 0; set.eq.or.u32.f16x2 %r0, %r1, %r2, !%p1;",
+            [0x4000_3c00, 0x4000_4000, 0],
+            R(0xffff_0000),
+        ),
+        (
+            "setp.eq.u32 %p1, %r3, 0; set.num.and.s32.f16x2 %r0, %r1, %r2, %p1;",
+            [0x7e00_3c00, 0x4000_4000, 0],
+            R(0xffff),
+        ),
+        ("mov.b32 %r0, {%h1, %h2}; set.nan.f16x2.f16x2 %r0, %r0, %r0;", [0x7e00, 0xfe00, 0], R(0x3c00_3c00)),
+        ("mov.u32 %r4, %laneid; setp.ne.u32 %p1, %r4, 3; @%p1 set.eq.u32.f16x2 %r0, %r1, %r1;", [0; 3], R(0)),
+        (
+            "mov.u32 %r4, %laneid; setp.ne.u32 %p1, %r4, 3; @%p1 setp.eq.f16x2 %p2|%p0, %r1, %r1;",
+            [0; 3],
+            P(false),
+        ),
+        ("setp.lt.f16x2 %p0|%p1, %r1, %r2;", [0x4000_3c00, 0x3c00_4000, 0], P(true)),
+        ("setp.lt.f16x2 _|%p0, %r1, %r2;", [0x3c00_4000, 0x4000_3c00, 0], P(true)),
+        ("setp.lt.f16x2 %p0|_, %r1, %r2;", [0x3c00_4000, 0x4000_3c00, 0], P(false)),
+        // q is the comparison of the upper halves, and not p's complement; the third predicate is read before p is written.
+        (
+            "setp.eq.u32 %p1, 0, 0; setp.lt.and.f16x2 %p1|%p0, %r1, %r2, %p1;",
+            [0x3c00_4000, 0x4000_3c00, 0],
+            P(true),
+        ),
+        (
+            "setp.ne.u32 %p1, 0, 0; setp.lt.xor.f16x2 %p0|%p2, %r1, %r2, !%p1;",
+            [0x3c00_4000, 0x4000_3c00, 0],
+            P(true),
+        ),
+        ("setp.ne.ftz.f16x2 %p1|%p0, %r1, %r2;", [0x0001_0000, 0x8002_0000, 0], P(false)),
+        ("setp.ne.f16x2 %p1|%p0, %r1, %r2;", [0x0001_0000, 0x8002_0000, 0], P(true)),
+        ("setp.ne.f16 %p0, %h1, %h2;", [1, 0, 0], P(true)),
+        ("setp.lt.f16x2 %p1|%p0, %r1, %r2;", [0x4000_3c00, 0x3c00_4000, 0], P(false)),
+        ("setp.ne.u32 %p1, %r1, %r1; setp.eq.and.f16x2 %p0|%p2, %r1, %r1, %p1;", [0, 0, 0], P(false)),
+        ("setp.ne.ftz.f16 %p0, %h1, %h2;", [1, 0, 0], P(false)),
         ("set.gt.f32.s32 %r0, %r1, %r2;", [3, 2, 0], rf(1.0)),
         ("slct.b32.s32 %r0, %r1, %r2, %r3;", [1, 2, u32::MAX as u64], R(2)),
         ("slct.f32.f32 %r0, %r1, %r2, %r3;", [f(1.0), f(2.0), NAN], rf(2.0)),
@@ -980,6 +1028,37 @@ fn bounds_beyond_the_hardware_are_those_of_the_hardware() {
     assert!(registers(".maxnreg 18446744073709551615") <= 255);
 }
 
+/// The estimate of registers and the counters see a comparison of f16x2 as they see one of f16 and u32.
+#[test]
+fn comparisons_of_halves_have_operands_and_a_class() {
+    let estimate = |instruction: &str| {
+        let lines = |line: &dyn Fn(u32) -> String| (0..40).map(line).collect::<String>();
+        let text = format!(
+            ".version 6.4 .target sm_61 .address_size 64 .visible .entry k(.param .u64 p) {{
+             .reg .b32 %r<41>; .reg .b32 %s<41>; .reg .b32 %t<41>; .reg .pred %p, %q; .reg .b64 %p64;
+             ld.param.u64 %p64, [p]; {} {} {} }}",
+            lines(&|n| format!("ld.global.v2.u32 {{%r{n}, %s{n}}}, [%p64+{}]; ", 8 * n)),
+            lines(&|n| instruction.replace('#', &n.to_string())),
+            lines(&|n| format!("st.global.u32 [%p64+{}], %t{n}; ", 4 * n)),
+        );
+        let module = Module::parse(&text).unwrap();
+        module.registers(&module.kernels()[0])
+    };
+    // all sources are live at once, and the results take their places
+    let of_words = estimate("set.lt.u32.u32 %t#, %r#, %s#; ");
+    assert!((80..100).contains(&of_words), "{of_words}");
+    assert_eq!(estimate("set.lt.u32.f16x2 %t#, %r#, %s#; "), of_words);
+    assert_eq!(estimate("setp.lt.f16x2 %p|%q, %r#, %s#; selp.b32 %t#, 1, 2, %q; "), of_words);
+
+    let mut gpu = Gpu::new(Config { threads: 1, ..Config::default() });
+    let halves = "set.lt.u32.f16x2 %r4, %r1, %r2; setp.lt.f16x2 %p1|%p2, %r1, %r2;";
+    let module = gpu.load(Module::parse(&ptx(halves)).unwrap()).unwrap();
+    let params = [gpu.alloc(24).unwrap(), 0, 0, 0].map(u64::to_le_bytes).concat();
+    let launch = Launch { grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0, params: &params };
+    let report = gpu.launch(&module, "k", launch).unwrap();
+    assert_eq!(report.counters.warps(Class::Fp16), 2);
+}
+
 #[test]
 fn newer_instructions_are_refused_with_their_line() {
     for (code, word) in [
@@ -1002,6 +1081,16 @@ fn newer_instructions_are_refused_with_their_line() {
         ("bra NOWHERE;", "NOWHERE"),
         ("cvt.f16.f32 %h0, %r1;", "rounding"),
         ("setp.lo.s32 %p0, %r1, %r2;", "comparison"),
+        ("setp.lo.f16x2 %p0|%p1, %r1, %r2;", "no comparison"),
+        ("setp.lt.f16x2 %p0, %r1, %r2;", "p|q"),
+        ("setp.lt.and.f16x2 %p0|%p1, %r1, %r2;", "operands"),
+        ("set.lt.f32.f16x2 %r0, %r1, %r2;", "u32, s32 or f16x2"),
+        ("set.lt.f16x2.f16 %r0, %h1, %h2;", "f16x2 alone"),
+        ("set.lt.u32.f16x2 %r0, %h1, %h2;", "16 bits"),
+        ("setp.lt.bf16 %p0, %h1, %h2;", "needs sm_90"),
+        ("setp.lt.bf16x2 %p0|%p1, %r1, %r2;", "needs sm_90"),
+        ("set.lt.u32.bf16x2 %r0, %r1, %r2;", "needs sm_90"),
+        ("set.lt.bf16.f32 %h0, %r1, %r2;", "needs sm_90"),
     ] {
         let e = Module::parse(&ptx(code)).expect_err(code);
         assert_eq!(e.line, 11, "{code}: {e}");

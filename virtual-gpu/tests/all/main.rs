@@ -4,10 +4,12 @@ mod common;
 
 mod arrays;
 mod checks;
+mod context_limits;
 mod control_flow;
 mod driver_api;
 mod foreign;
 mod gpu;
+mod graph_memory;
 mod graphs;
 mod independent_lanes;
 mod instructions;

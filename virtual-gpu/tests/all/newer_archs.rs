@@ -1,6 +1,6 @@
 //! Instructions that sm_70 and sm_75 add, by the text of the PTX ISA, and what each architecture refuses.
 
-use crate::common::{call, code, driver, threads_on};
+use crate::common::{call, code, driver, launch_kernel, threads_on};
 use pascaline_virtual_gpu::{Arch, Card, Checks, Config, FindingKind, Gpu, Launch, Module};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -183,6 +183,10 @@ fn the_driver_reports_the_architecture() {
             Arch::Sm75 => [7, 5, 1024, 64 << 10, 64 << 10, 64 << 10, 16, 48 << 10, 40],
         };
         assert_eq!(got, want, "{}", arch.name());
+        let mut capability: [c_int; 2] = [-1; 2];
+        let [major, minor] = &mut capability;
+        call!("cuDeviceComputeCapability", (*mut c_int, *mut c_int, c_int), major, minor, 0);
+        assert_eq!(capability, want[..2], "{}", arch.name());
     }
     let _turn = driver(Config::default());
 }
@@ -217,23 +221,7 @@ fn a_kernel_opts_in_to_more_shared_memory() {
         let _turn = driver(Config { card: arch.card(), ..Config::default() });
         let (module, mut f): (Handle, Handle) = (load(TEXT).1, null_mut());
         call!("cuModuleGetFunction", (*mut Handle, Handle, *const c_char), &mut f, module, c"k".as_ptr());
-        let launch = |kib: c_uint| {
-            code!(
-                "cuLaunchKernel",
-                (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, Handle, Handle),
-                f,
-                1,
-                1,
-                1,
-                32,
-                1,
-                1,
-                kib << 10,
-                null_mut(),
-                null_mut(),
-                null_mut()
-            )
-        };
+        let launch = |kib: c_uint| launch_kernel(f, [1; 3], [32, 1, 1], kib << 10, null_mut(), null_mut());
         let opt_in =
             |kib: c_int| code!("cuFuncSetAttribute", (Handle, c_int, c_int), f, MOST_DYNAMIC, kib << 10);
         assert_eq!([launch(48), launch(49)], [0, 1], "{}", arch.name());

@@ -1,6 +1,6 @@
 //! Several devices of one process: separate memories, peer access, order across devices, faults of one.
 
-use crate::common::{call, code, driver};
+use crate::common::{call, code, driver, launch_kernel};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::MutexGuard;
@@ -89,33 +89,7 @@ impl Side {
         let n = N as u32;
         let mut arguments =
             [&raw const to as *mut c_void, &raw const from as *mut c_void, &raw const n as *mut c_void];
-        code!(
-            "cuLaunchKernel",
-            (
-                *mut c_void,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                *mut c_void,
-                *mut *mut c_void,
-                *mut *mut c_void
-            ),
-            self.function,
-            1,
-            1,
-            1,
-            N as u32,
-            1,
-            1,
-            0,
-            self.stream,
-            arguments.as_mut_ptr(),
-            null_mut()
-        )
+        launch_kernel(self.function, [1; 3], [n, 1, 1], 0, self.stream, arguments.as_mut_ptr())
     }
 
     fn event(&self) -> *mut c_void {

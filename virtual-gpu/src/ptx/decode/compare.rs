@@ -5,7 +5,7 @@ use super::super::operand::Arg;
 use super::{Decoder, Result, Ty};
 use crate::counters::Class;
 
-impl Decoder<'_, '_, '_> {
+impl<'a> Decoder<'a, '_, '_> {
     pub(super) fn compare(&mut self) -> Result<()> {
         match self.base {
             "selp" => {
@@ -62,11 +62,15 @@ impl Decoder<'_, '_, '_> {
         let ftz = self.take("ftz");
         let result = if set { self.ty()? } else { Ty::U(32) };
         let ty = self.ty()?;
+        if ty == Ty::F16x2 && !unsigned {
+            return self.comparison_of_halves(cmp, logic, ftz, set.then_some(result));
+        }
         let (one, result_bits) = match result {
             Ty::U(32) | Ty::S(32) => (u32::MAX, 32),
             Ty::F(32) => (1f32.to_bits(), 32),
             Ty::F(16) => (u32::from(half::f16::ONE.to_bits()), 16),
             Ty::U(16) | Ty::S(16) if ty == Ty::F(16) => (0xffff, 16),
+            Ty::F16x2 => return self.err("f16x2 is the result of a comparison of f16x2 alone"),
             _ => return self.err("the result of set is u32, s32, f32 or f16, of f16 also u16 or s16"),
         };
         let bits = ty.bits();
@@ -100,13 +104,48 @@ impl Decoder<'_, '_, '_> {
         }
         self.i.op = Op::Setp { cmp, ty: num, logic, ftz };
         match self.args[0] {
-            Arg::Pair(p, q) => {
-                self.i.d = self.body.pred_dst(&Arg::Word(p))?;
-                self.i.e = self.body.pred_dst(&Arg::Word(q))?;
-                Ok(())
-            }
+            Arg::Pair(p, q) => self.pred_pair(p, q),
             _ => self.pred_dst(),
         }
+    }
+
+    /// `setp.f16x2`, or `set.f16x2` if there is a type of the result.
+    fn comparison_of_halves(
+        &mut self,
+        cmp: Cmp,
+        logic: Option<Logic>,
+        ftz: bool,
+        result: Option<Ty>,
+    ) -> Result<()> {
+        let n = 3 + logic.is_some() as usize;
+        self.count(n..=n)?;
+        self.i.class = Class::Fp16;
+        self.i.a = self.src(1, 32)?;
+        self.i.b = self.src(2, 32)?;
+        if logic.is_some() {
+            self.i.c = self.pred(3)?;
+        }
+        let one = match result {
+            Some(Ty::F16x2) => half::f16::ONE.to_bits(),
+            Some(Ty::U(32) | Ty::S(32)) => 0xffff,
+            Some(_) => return self.err("the result of set on f16x2 is u32, s32 or f16x2"),
+            None => {
+                let Arg::Pair(p, q) = self.args[0] else {
+                    return self.err("two predicates are expected, p|q");
+                };
+                self.i.op = Op::SetpHalves { cmp, logic, ftz };
+                return self.pred_pair(p, q);
+            }
+        };
+        self.i.op = Op::SetHalves { cmp, logic, ftz, one };
+        self.dst(32)
+    }
+
+    /// The destinations p|q.
+    fn pred_pair(&mut self, p: &'a str, q: &'a str) -> Result<()> {
+        self.i.d = self.body.pred_dst(&Arg::Word(p))?;
+        self.i.e = self.body.pred_dst(&Arg::Word(q))?;
+        Ok(())
     }
 
     pub(super) fn cvt(&mut self) -> Result<()> {

@@ -76,6 +76,7 @@ impl Decoder<'_, '_, '_> {
         let args = self.args;
         let (data, addr) = if load { (&args[0], &args[1]) } else { (&args[1], &args[0]) };
         let (row, addr_wide, imm, name) = self.body.address(addr)?;
+        let of_call = space == Some(Space::Param);
         let space = match (space.unwrap_or(Space::Generic), name) {
             // `.param` variables of functions and call sites are in local memory.
             (Space::Param, Some(Name::Local(_))) => Space::Local,
@@ -129,7 +130,7 @@ impl Decoder<'_, '_, '_> {
         }
         let (size, count, signed) = ((bits / 8) as u8, count as u8, matches!(ty, Ty::S(_)));
         let (strong, order) = (volatile || order.is_some(), order.unwrap_or(Order::Relaxed));
-        let access = Access { space, size, count, signed, wide, addr_wide, strong, order };
+        let access = Access { space, size, count, signed, wide, addr_wide, of_call, strong, order };
         if matches!(space, Space::Shared | Space::Generic) {
             f.granule = f.granule.min(size);
         }

@@ -108,6 +108,7 @@ fn newer(base: &str, mods: &[&str]) -> Option<&'static str> {
         "ldmatrix" | "tanh" => "sm_75",
         "redux" | "mbarrier" | "createpolicy" | "discard" | "applypriority" | "stmatrix" | "cp" => "sm_80",
         "elect" | "wgmma" | "griddepcontrol" | "setmaxnreg" | "mapa" | "getctarank" => "sm_90",
+        "set" | "setp" if any("bf16 bf16x2") => "sm_90",
         "multimem" | "tensormap" | "clusterlaunchcontrol" => "sm_90",
         "tcgen05" => "sm_100",
         _ if any("bf16 bf16x2 tf32 NaN xorsign") => "sm_80",

@@ -1,6 +1,6 @@
 //! Arrays, textures and surfaces of the driver API, as tests make them, and kernels over them.
 
-use super::{call, code};
+use super::{call, code, launch_kernel};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
@@ -255,32 +255,13 @@ ret;
             (&raw const out).cast_mut().cast(),
             (&raw const n).cast_mut().cast(),
         ];
-        let code = code!(
-            "cuLaunchKernel",
-            (
-                *mut c_void,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                *mut c_void,
-                *mut *mut c_void,
-                *mut c_void
-            ),
+        let code = launch_kernel(
             self.function,
-            n.div_ceil(Self::BLOCK),
-            1,
-            1,
-            Self::BLOCK,
-            1,
-            1,
+            [n.div_ceil(Self::BLOCK), 1, 1],
+            [Self::BLOCK, 1, 1],
             0,
             null_mut(),
             params.as_mut_ptr(),
-            null_mut()
         );
         if code == 0 { Ok(out) } else { Err(code) }
     }

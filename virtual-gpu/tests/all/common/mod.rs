@@ -5,7 +5,8 @@ pub mod images;
 use pascaline_virtual_gpu::{
     Arch, Checks, Config, Counters, Finding, Gpu, Launch, Module, restart, take_findings,
 };
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard};
 
 /// The virtual GPU anew, for one test at a time: the driver's state is that of the process.
@@ -51,6 +52,34 @@ macro_rules! call {
     };
 }
 pub(crate) use {call, code};
+
+/// `cuLaunchKernel` with a list of pointers to arguments; its code.
+pub fn launch_kernel(
+    function: *mut c_void,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: *mut c_void,
+    arguments: *mut *mut c_void,
+) -> u32 {
+    let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
+    type Handle = *mut c_void;
+    code!(
+        "cuLaunchKernel",
+        (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut Handle, *mut Handle),
+        function,
+        gx,
+        gy,
+        gz,
+        bx,
+        by,
+        bz,
+        shared_bytes,
+        stream,
+        arguments,
+        null_mut()
+    )
+}
 
 /// What each thread of a block leaves in %r0, on the card of an architecture.
 ///
@@ -101,7 +130,7 @@ ret;
 
 /// Makes the primary context of device 0 current.
 pub fn primary() {
-    let mut context = std::ptr::null_mut::<c_void>();
+    let mut context = null_mut::<c_void>();
     call!("cuDevicePrimaryCtxRetain", (*mut *mut c_void, c_int), &mut context, 0);
     call!("cuCtxSetCurrent", (*mut c_void), context);
 }
