@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Looks for work before a thread offers its core to others: a few microseconds.
 const SPINS: u32 = 200;
-/// Looks after which a thread leaves the team, most of them calls of the system: about a millisecond.
+/// Looks after which a thread ends the team, most of them calls of the system: about a millisecond.
 const PATIENCE: u32 = 3000;
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
@@ -60,22 +60,24 @@ thread_local! {
 #[derive(Default)]
 struct Leader {
     team: Arc<Team>,
-    /// Threads that were asked and have not left.
-    asked: Arc<AtomicUsize>,
+    has_threads: bool,
 }
 
 impl Leader {
     fn run(&mut self, tasks: usize, f: &Task<'_>) {
-        if self.asked.load(Ordering::Relaxed) == 0 {
-            self.asked.store(rayon::current_num_threads(), Ordering::Relaxed);
-            let (team, asked) = (self.team.clone(), self.asked.clone());
+        // those that have waited too long do not come back, and the others would be too few
+        if self.has_threads && self.team.ended.load(Ordering::Relaxed) {
+            *self = Self::default();
+        }
+        if !self.has_threads {
+            self.has_threads = true;
+            let team = self.team.clone();
             // for a leader outside of the pool number 0 does nothing
             let leader = rayon::current_thread_index().unwrap_or(0);
             rayon::spawn_broadcast(move |thread| {
                 if thread.index() != leader {
                     team.serve();
                 }
-                asked.fetch_sub(1, Ordering::Relaxed);
             });
         }
         // SAFETY: the team has this leader alone, which is borrowed mutably; while it runs, a task finds none to borrow.
@@ -97,8 +99,6 @@ pub struct Team {
     unclaimed: AtomicUsize,
     /// Tasks that have not ended.
     unfinished: AtomicUsize,
-    /// Loops that have begun.
-    loops: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     ended: AtomicBool,
 }
@@ -126,7 +126,6 @@ impl Team {
         // SAFETY: no task is unfinished, so no thread reads it, and no other is here to write: this function's contract.
         unsafe { *self.current.get() = Some(Loop { tasks, f }) };
         self.unfinished.store(tasks, Ordering::Relaxed);
-        self.loops.fetch_add(1, Ordering::Relaxed);
         self.unclaimed.store(tasks, Ordering::Release);
         while self.work() {}
         let mut wait = Wait::default();
@@ -139,16 +138,19 @@ impl Team {
         }
     }
 
-    /// Works until the leader has ended the team, or no loop has begun for a while.
+    /// Works until the team has ended, which it does if no loop has run for a while.
     pub fn serve(&self) {
-        let (mut wait, mut seen) = (Wait::default(), self.loops.load(Ordering::Relaxed));
-        while !self.ended.load(Ordering::Relaxed) && wait.0 < PATIENCE {
-            if !self.work() {
-                wait.a_little();
+        let mut wait = Wait::default();
+        while !self.ended.load(Ordering::Relaxed) {
+            if self.work() {
+                wait = Wait::default();
+                continue;
             }
-            let loops = self.loops.load(Ordering::Relaxed);
-            if loops != seen {
-                (wait, seen) = (Wait::default(), loops);
+            wait.a_little();
+            if self.unfinished.load(Ordering::Relaxed) != 0 {
+                wait.0 = wait.0.min(SPINS);
+            } else if wait.0 == PATIENCE {
+                self.end();
             }
         }
     }

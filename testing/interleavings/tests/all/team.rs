@@ -36,7 +36,7 @@ fn tasks_run_once_while_their_loop_does() {
         }
         team.end();
         others.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        assert_eq!(runs.load(Ordering::SeqCst), LOOPS.iter().sum());
+        assert_eq!(runs.load(Ordering::SeqCst), LOOPS.iter().sum::<usize>());
     };
     Runner::new(RandomScheduler::new_from_seed(3, ITERATIONS), Config::new()).run(threads);
     Runner::new(PctScheduler::new_from_seed(4, 3, ITERATIONS), Config::new()).run(threads);
