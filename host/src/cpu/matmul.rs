@@ -55,8 +55,9 @@ fn add<C: Float + Element>(c: &mut TensorMut, p: &Problem, epilogue: &Epilogue) 
     Ok(())
 }
 
-/// c [m, n] = alpha·a·b + beta·c on slices that begin at the matrices' first elements.
+/// c [m, n] = alpha·a·b + beta·c on slices that begin at the matrices' first elements, by all threads if `spread` and it is worth it.
 fn product(
+    spread: bool,
     c: &mut [f32],
     ldc: usize,
     (a, a_strides): (&[f32], MatrixStrides),
@@ -73,12 +74,12 @@ fn product(
     };
     assert!(reach(m, k, a_strides) <= a.len() && reach(k, n, b_strides) <= b.len());
     assert!(reach(m, n, MatrixStrides { row: ldc, column: 1 }) <= c.len());
-    let parallelism = match m * n * k < PARALLEL {
-        true => Parallelism::None,
-        false => {
+    let parallelism = match spread && m * n * k >= PARALLEL {
+        true => {
             release_team();
             Parallelism::Rayon(0)
         }
+        false => Parallelism::None,
     };
     // SAFETY: all elements that the sizes and strides reach are inside the slices (asserted above), and c is borrowed
     // mutably, so it overlaps neither input. gemm swaps the names of alpha and beta.
@@ -110,7 +111,15 @@ fn product(
 fn f32(c: &mut [f32], a: &[f32], b: &[f32], p: &Problem, options: &Matmul) {
     for [at_a, at_b, at_c] in p.offsets(0) {
         let (a, b) = (from(a, at_a), from(b, at_b));
-        product(&mut c[at_c..], p.ldc, (a, p.a), (b, p.b), (p.m, p.n, p.k), (options.alpha, options.beta));
+        product(
+            true,
+            &mut c[at_c..],
+            p.ldc,
+            (a, p.a),
+            (b, p.b),
+            (p.m, p.n, p.k),
+            (options.alpha, options.beta),
+        );
     }
 }
 
@@ -139,6 +148,7 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
             columns(c, &a, b, p, options);
             continue;
         }
+        let enough = n.div_ceil(PANEL) >= rayon::current_num_threads();
         let mut sums = vec![0f32; m * n.next_multiple_of(PANEL)];
         sums.par_chunks_mut(m * PANEL).enumerate().in_tasks(|(index, sums)| {
             let first = index * PANEL;
@@ -158,13 +168,11 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
                 false => MatrixStrides { row: cols, column: 1 },
             };
             let dense = MatrixStrides { row: k, column: 1 };
-            product(sums, PANEL, (&a, dense), (&panel, strides), (m, cols, k), (options.alpha, 0.0));
+            product(!enough, sums, PANEL, (&a, dense), (&panel, strides), (m, cols, k), (options.alpha, 0.0));
         });
-        for r in 0..m {
-            for (index, sums) in sums.chunks(m * PANEL).enumerate() {
-                let first = index * PANEL;
-                let cols = PANEL.min(n - first);
-                let c = &mut c[r * p.ldc + first..][..cols];
+        let rows = c.par_chunks_mut(p.ldc.max(n)).take(m).enumerate();
+        rows.with_min_len(super::ELEMENTS_PER_TASK.div_ceil(n)).in_tasks(|(r, c)| {
+            for (c, sums) in c[..n].chunks_mut(PANEL).zip(sums.chunks(m * PANEL)) {
                 for (c, sum) in c.iter_mut().zip(&sums[r * PANEL..]) {
                     *c = C::from_f32(match options.beta {
                         0.0 => *sum,
@@ -172,7 +180,7 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
                     });
                 }
             }
-        }
+        });
     }
 }
 
