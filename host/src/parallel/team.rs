@@ -6,7 +6,7 @@
 
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, spin_loop, yield_now};
 use std::any::Any;
-use std::cell::{RefCell, UnsafeCell};
+use std::cell::{Cell, RefCell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -43,9 +43,13 @@ pub(crate) fn release() {
     });
 }
 
-/// Calls `f` with each number below `tasks`, by the calling thread's team. Gives false if it has none.
+/// Calls `f` with each number below `tasks`, by the calling thread's team. Gives false if it has none. A loop inside of a task is the task's
+/// thread's alone, as the others have tasks too.
 pub(super) fn run(tasks: usize, f: &Task<'_>) -> bool {
-    // taken while the tasks run: a loop inside of a task is not the team's
+    if IN_TASK.get() {
+        (0..tasks).for_each(f);
+        return true;
+    }
     let Some(mut leader) = LEADER.take() else { return false };
     let outcome = catch_unwind(AssertUnwindSafe(|| leader.run(tasks, f)));
     LEADER.set(Some(leader));
@@ -53,6 +57,8 @@ pub(super) fn run(tasks: usize, f: &Task<'_>) -> bool {
 }
 
 thread_local! {
+    /// Whether this thread is in a team's task.
+    static IN_TASK: Cell<bool> = const { Cell::new(false) };
     static LEADER: RefCell<Option<Leader>> = const { RefCell::new(None) };
 }
 
@@ -80,7 +86,7 @@ impl Leader {
                 }
             });
         }
-        // SAFETY: the team has this leader alone, which is borrowed mutably; while it runs, a task finds none to borrow.
+        // SAFETY: the team has this leader alone, which is borrowed mutably; a task's loops do not come here.
         unsafe { self.team.run(tasks, f) };
     }
 }
@@ -173,7 +179,10 @@ impl Team {
         if let Some(Loop { tasks, f }) = current {
             // SAFETY: `run` does not return before this task has ended.
             let f = unsafe { &*f };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(tasks - left))) {
+            IN_TASK.set(true);
+            let outcome = catch_unwind(AssertUnwindSafe(|| f(tasks - left)));
+            IN_TASK.set(false);
+            if let Err(panic) = outcome {
                 self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
             }
         }
@@ -240,13 +249,17 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_in_a_task_and_one_outside_are_not_the_teams() {
+    fn a_loop_in_a_task_is_its_threads_and_one_outside_not_the_teams() {
         in_team(4, || {
             let inner = AtomicUsize::new(0);
             assert!(run(8, &|_| {
-                inner.fetch_add(usize::from(run(8, &|_| {})), Ordering::Relaxed);
+                let outer = std::thread::current().id();
+                assert!(run(8, &|_| {
+                    assert_eq!(std::thread::current().id(), outer);
+                    inner.fetch_add(1, Ordering::Relaxed);
+                }));
             }));
-            assert_eq!(inner.into_inner(), 0);
+            assert_eq!(inner.into_inner(), 64);
             with(|| check(5));
             check(9); // the outer team goes on
             release();
