@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 /// The modules, lowest first. Those of one line do not name each other.
 const LAYERS: &[&[&str]] = &[
-    &["simd", "parallel"],
-    &["mutation", "shape", "sync", "dtype"],
+    &["simd", "sync"],
+    &["parallel"],
+    &["mutation", "shape", "dtype"],
     &["error"],
     &["cuda"],
     &["memory"],
