@@ -66,15 +66,14 @@ impl Driver {
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
                 let cooperative = l.cooperative;
                 let objects = self.objects_of(device, &l.references);
-                let (remote_of_launch, limits) = (remote.clone(), l.limits);
                 let context = LaunchContext {
                     peers,
                     writer,
                     unordered,
-                    remote: remote_of_launch,
+                    remote: remote.clone(),
                     cooperative,
                     objects,
-                    limits,
+                    limits: l.limits,
                 };
                 let gpu = &mut self.devices[device].gpu;
                 let key = gpu.config().once.then(|| l.without_addresses(&gpu.memory));

@@ -1,8 +1,8 @@
 //! `cuCtxSetLimit`: what each limit takes, and what it changes.
 
-use crate::common::{call, code, driver, launch_kernel};
+use crate::common::{call, code, driver, launch_kernel, load_kernel};
 use pascaline_virtual_gpu::{Config, FindingKind, take_findings};
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 const STACK: c_uint = 0;
@@ -27,17 +27,7 @@ fn set(limit: c_uint, value: usize) -> u32 {
 }
 
 fn kernel(ptx: &str, name: &str) -> *mut c_void {
-    let (mut module, mut function) = (null_mut::<c_void>(), null_mut::<c_void>());
-    let (ptx, name) = (CString::new(ptx).unwrap(), CString::new(name).unwrap());
-    call!("cuModuleLoadData", (*mut *mut c_void, *const c_char), &mut module, ptx.as_ptr());
-    call!(
-        "cuModuleGetFunction",
-        (*mut *mut c_void, *mut c_void, *const c_char),
-        &mut function,
-        module,
-        name.as_ptr()
-    );
-    function
+    load_kernel(ptx, name).1
 }
 
 #[test]

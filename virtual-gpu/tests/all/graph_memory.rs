@@ -1,8 +1,8 @@
 //! Memory that nodes of graphs allocate and free: its life, who frees it, what a device keeps, and what such graphs refuse.
 
-use crate::common::{call, code, driver};
+use crate::common::{call, code, driver, load_kernel};
 use pascaline_virtual_gpu::{Config, FindingKind, GTX1080, take_findings};
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::MutexGuard;
 
@@ -146,17 +146,7 @@ ld.global.u32 %r1, [%rd1]; ld.global.u32 %r2, [%rd2]; add.u32 %r1, %r1, %r2; st.
 ";
 
 fn kernel() -> *mut c_void {
-    let (mut module, mut function) = (null_mut::<c_void>(), null_mut::<c_void>());
-    let text = CString::new(ADD).unwrap();
-    call!("cuModuleLoadData", (*mut *mut c_void, *const c_char), &mut module, text.as_ptr());
-    call!(
-        "cuModuleGetFunction",
-        (*mut *mut c_void, *mut c_void, *const c_char),
-        &mut function,
-        module,
-        c"add".as_ptr()
-    );
-    function
+    load_kernel(ADD, "add").1
 }
 
 fn instantiate_with(graph: u64, flags: u64) -> Result<u64, u32> {

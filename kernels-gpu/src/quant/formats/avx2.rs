@@ -224,6 +224,13 @@ pub(super) fn word_of_rows(rows: &[&[u8]; ROWS], at: usize) -> __m256i {
     _mm256_setr_epi32(of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7))
 }
 
+/// The words shifted down.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn shifted(words: __m256i, bits: i32) -> __m256i {
+    _mm256_srl_epi32(words, _mm_cvtsi32_si128(bits))
+}
+
 /// The steps of the halves of blocks 2 · `pair` and 2 · `pair` + 1: `d` times the four signed bytes of each row's word.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -282,9 +282,11 @@ mod on_host {
 #[cfg(target_arch = "x86_64")]
 mod on_avx2 {
     use super::super::Format;
-    use super::super::avx2::{self, Avx2, ROWS, Steps, half, load_half, two_halves, word, word_of_rows};
+    use super::super::avx2::{
+        self, Avx2, ROWS, Steps, half, load_half, shifted, two_halves, word, word_of_rows,
+    };
     use super::super::avx512::Avx512;
-    use super::super::q3_k::on_avx2::{lower_bits, shifted};
+    use super::super::q3_k::on_avx2::lower_bits;
     use super::Q2K;
     use std::arch::x86_64::*;
 

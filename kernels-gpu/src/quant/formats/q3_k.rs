@@ -354,7 +354,9 @@ pub(super) mod on_host {
 #[cfg(target_arch = "x86_64")]
 pub(super) mod on_avx2 {
     use super::super::Format;
-    use super::super::avx2::{self, Avx2, ROWS, Steps, half, load_half, store_halves, two_halves, word};
+    use super::super::avx2::{
+        self, Avx2, ROWS, Steps, half, load_half, shifted, store_halves, two_halves, word,
+    };
     use super::super::avx512::Avx512;
     use super::{Q3K, four_scales};
     use std::arch::x86_64::*;
@@ -408,13 +410,6 @@ pub(super) mod on_avx2 {
             let of = |scales| _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(scales)));
             [of(_mm_srai_epi16(_mm_slli_epi16(bytes, 8), 8)), of(_mm_srai_epi16(bytes, 8))]
         }
-    }
-
-    /// The words shifted down.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub fn shifted(words: __m256i, bits: i32) -> __m256i {
-        _mm256_srl_epi32(words, _mm_cvtsi32_si128(bits))
     }
 
     /// For four words of values the first word, for the next four the other.

@@ -1,7 +1,7 @@
 //! Arrays, textures and surfaces of the driver API, as tests make them, and kernels over them.
 
-use super::{call, code, launch_kernel};
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use super::{call, code, launch_kernel, load_kernel};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 use pascaline_virtual_gpu::{Finding, take_findings};
@@ -227,16 +227,7 @@ ret;
 }}
 "
         );
-        let (text, name) = (CString::new(text).unwrap(), CString::new("k").unwrap());
-        let (mut module, mut function) = (null_mut::<c_void>(), null_mut::<c_void>());
-        call!("cuModuleLoadData", (*mut *mut c_void, *const c_char), &mut module, text.as_ptr());
-        call!(
-            "cuModuleGetFunction",
-            (*mut *mut c_void, *mut c_void, *const c_char),
-            &mut function,
-            module,
-            name.as_ptr()
-        );
+        let (module, function) = load_kernel(&text, "k");
         Self { module, function }
     }
 

@@ -5,7 +5,7 @@ pub mod images;
 use pascaline_virtual_gpu::{
     Arch, Checks, Config, Counters, Finding, Gpu, Launch, Module, restart, take_findings,
 };
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard};
 
@@ -52,6 +52,21 @@ macro_rules! call {
     };
 }
 pub(crate) use {call, code};
+
+/// A module of a PTX text, and its kernel of a name.
+pub fn load_kernel(text: &str, name: &str) -> (*mut c_void, *mut c_void) {
+    let (text, name) = (CString::new(text).unwrap(), CString::new(name).unwrap());
+    let (mut module, mut function) = (null_mut::<c_void>(), null_mut::<c_void>());
+    call!("cuModuleLoadData", (*mut *mut c_void, *const c_char), &mut module, text.as_ptr());
+    call!(
+        "cuModuleGetFunction",
+        (*mut *mut c_void, *mut c_void, *const c_char),
+        &mut function,
+        module,
+        name.as_ptr()
+    );
+    (module, function)
+}
 
 /// `cuLaunchKernel` with a list of pointers to arguments; its code.
 pub fn launch_kernel(
