@@ -1,9 +1,13 @@
 //! Compiles `kernels-gpu`, cuts the PTX into its modules, and writes `$OUT_DIR/modules.rs`, by which
 //! `host/src/cuda/archive.rs` embeds them, compressed.
 //!
-//! The modules are also committed, one compressed file for each family in `kernels-gpu/prebuilt/`. Machines that cannot compile
-//! them take these, with one warning. With `PASCALINE_UPDATE_PREBUILT=1` in the environment the files of families that changed are
-//! written; a test fails while a committed module differs from its sources.
+//! The modules are also committed, one compressed file for each family in `kernels-gpu/prebuilt/`, with a number of the sources they
+//! were compiled from. As long as the sources have that number, these are taken and nothing is compiled. Machines that cannot compile changed
+//! ones take them too, with one warning. In the environment
+//!
+//! * `CUDA_BUILDER_PREBUILT=0` compiles whatever the number says, as CI does, where a test fails while a committed module differs from its
+//!   sources; `CUDA_BUILDER_PREBUILT=1` takes the committed ones, with one warning;
+//! * `PASCALINE_UPDATE_PREBUILT=1` compiles, and writes the files of families that changed.
 
 use cuda_builder::{CudaBuilder, CudaBuilderError, NvvmArch, ptx};
 use std::collections::BTreeMap;
@@ -14,11 +18,18 @@ use std::{env, fs};
 
 #[path = "host/src/cuda/packed.rs"]
 mod packed;
+#[path = "build/sources.rs"]
+mod sources;
 
 /// The kernels' package in this repository, which has the compiled modules in a folder. In a package from a registry, which holds no
 /// other, they are in the package that was compiled beside this one.
 const KERNELS: &str = "kernels-gpu";
 const SUFFIX: &str = ".ptx.zst";
+/// `1` takes the committed modules, `0` compiles; by itself the build compiles what changed.
+const PREBUILT: &str = "CUDA_BUILDER_PREBUILT";
+/// The variable of the library's build that says where its PTX comes from.
+const ORIGIN: &str = "CUDA_BUILDER_ORIGIN";
+const UPDATE: &str = "PASCALINE_UPDATE_PREBUILT";
 /// Of zstd's: what a committed file is compressed with, and what is done on the way to a test.
 const LEVEL_COMMITTED: i32 = 19;
 const LEVEL_FAST: i32 = 3;
@@ -27,7 +38,9 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=host/src/cuda/packed.rs");
     println!("cargo:rerun-if-changed={KERNELS}/prebuilt");
-    println!("cargo:rerun-if-env-changed=PASCALINE_UPDATE_PREBUILT");
+    println!("cargo:rerun-if-changed=build");
+    println!("cargo:rerun-if-env-changed={PREBUILT}");
+    println!("cargo:rerun-if-env-changed={UPDATE}");
     if let Err(error) = embed() {
         eprintln!("{error}");
         std::process::exit(1);
@@ -44,29 +57,20 @@ fn embed() -> Result<(), Box<dyn Error>> {
             .into(),
     };
     let prebuilt = kernels.join("prebuilt");
-    let built = match is_repository {
-        true => CudaBuilder::new(KERNELS).arch(NvvmArch::Compute61).build().map(Some),
-        false => Ok(None),
+    let is_update = is_repository && env::var_os(UPDATE).is_some_and(|value| value != "0");
+    let is_decided = is_update || env::var_os(PREBUILT).is_some();
+    let compiled = if !is_repository {
+        println!("cargo:rustc-env={ORIGIN}=prebuilt");
+        None
+    } else if !is_decided && sources::are_unchanged(&env::current_dir()?, &prebuilt)? {
+        sources::INPUTS.iter().for_each(|input| println!("cargo:rerun-if-changed={input}"));
+        println!("cargo:rustc-env={ORIGIN}=prebuilt from source, unchanged since");
+        None
+    } else {
+        compile()?
     };
-    let modules = match built {
-        Ok(None) => {
-            println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN=prebuilt");
-            committed(&prebuilt)?
-        }
-        Ok(Some(path)) => ptx::modules(&fs::read_to_string(path)?)?,
-        Err(
-            error @ (CudaBuilderError::NoToolchain(_)
-            | CudaBuilderError::Unavailable(_)
-            | CudaBuilderError::NoPrebuilt),
-        ) => {
-            let why = error.to_string().replace('\n', " ");
-            println!("cargo:warning=using the prebuilt kernels in {KERNELS}/prebuilt: {why}");
-            println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN=prebuilt");
-            committed(&prebuilt)?
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let update = is_repository && env::var_os("PASCALINE_UPDATE_PREBUILT").is_some_and(|value| value != "0");
+    let is_compiled = compiled.is_some();
+    let modules = compiled.map_or_else(|| committed(&prebuilt), Ok)?;
     let (mut families, mut ranges) = (BTreeMap::<_, String>::new(), Vec::new());
     for (name, ptx) in &modules {
         let packed = packed::pack(name, ptx);
@@ -85,7 +89,7 @@ fn embed() -> Result<(), Box<dyn Error>> {
             committed
         } else {
             let (file, level) =
-                if update { (committed, LEVEL_COMMITTED) } else { (out.join(name), LEVEL_FAST) };
+                if is_update { (committed, LEVEL_COMMITTED) } else { (out.join(name), LEVEL_FAST) };
             fs::write(&file, zstd::encode_all(text.as_bytes(), level)?)?;
             file
         };
@@ -99,15 +103,37 @@ fn embed() -> Result<(), Box<dyn Error>> {
     }
     list.push_str("];\n");
     fs::write(out.join("modules.rs"), list)?;
-    if update {
+    if is_update {
         for entry in fs::read_dir(&prebuilt)? {
             let entry = entry?;
-            if !families.contains_key(&*entry.file_name().to_string_lossy()) {
+            let name = entry.file_name();
+            if name != sources::FILE && !families.contains_key(&*name.to_string_lossy()) {
                 fs::remove_file(entry.path())?;
             }
         }
     }
+    if is_update && is_compiled {
+        fs::write(prebuilt.join(sources::FILE), sources::fingerprint(&env::current_dir()?)?)?;
+    }
     Ok(())
+}
+
+/// The modules with their names; none, and a warning, where nothing compiles them.
+fn compile() -> Result<Option<Vec<(String, String)>>, Box<dyn Error>> {
+    match CudaBuilder::new(KERNELS).arch(NvvmArch::Compute61).build() {
+        Ok(path) => Ok(Some(ptx::modules(&fs::read_to_string(path)?)?)),
+        Err(
+            error @ (CudaBuilderError::NoToolchain(_)
+            | CudaBuilderError::Unavailable(_)
+            | CudaBuilderError::NoPrebuilt),
+        ) => {
+            let why = error.to_string().replace('\n', " ");
+            println!("cargo:warning=using the prebuilt kernels in {KERNELS}/prebuilt: {why}");
+            println!("cargo:rustc-env={ORIGIN}=prebuilt");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The committed modules with their names.

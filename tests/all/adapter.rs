@@ -40,7 +40,7 @@ fn logits(checkpoint: &Checkpoint, dtype: DType) -> Result<Vec<f32>> {
 #[test]
 fn an_adapter_changes_plain_and_quantized_matrices() {
     in_own_process!();
-    let (tiny, gguf) = ("tests/fixtures/qwen3-vl/tiny", "tests/fixtures/qwen3-vl-gguf/model-Q8_0.gguf");
+    let (tiny, gguf) = ("fixtures/qwen3-vl/tiny", "fixtures/qwen3-vl-gguf/model-Q8_0.gguf");
     for (path, dtype) in [(tiny, DType::F32), (tiny, DType::F16), (gguf, DType::F32)] {
         let config = Checkpoint::open(path, None).unwrap().config().unwrap().text;
         let (module, shape) =
@@ -64,7 +64,7 @@ fn an_adapter_changes_plain_and_quantized_matrices() {
 #[test]
 fn an_adapter_of_another_model_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let open = || Checkpoint::open("tests/fixtures/qwen3-vl/tiny", None).unwrap().with_adapter(dir.path());
+    let open = || Checkpoint::open("fixtures/qwen3-vl/tiny", None).unwrap().with_adapter(dir.path());
     let error = |module: &str, shape: [usize; 2]| {
         write(dir.path(), module, shape, 1.0);
         logits(&open().unwrap(), DType::F32).unwrap_err().to_string()
@@ -89,7 +89,7 @@ fn an_adapter_of_another_model_is_refused() {
     }
 }
 
-const TINY: &str = "tests/fixtures/qwen3-vl/tiny";
+const TINY: &str = "fixtures/qwen3-vl/tiny";
 /// The adapters that requests choose among, each of one matrix: of the decoder, of its stacked projections, and of the tower.
 const NAMED: [(&str, &str, f32); 3] = [
     ("down", "model.language_model.layers.1.mlp.down_proj", 1.0),
@@ -171,7 +171,7 @@ fn check_named(path: &str, device: &Device, named: &[(&str, &str, f32)], visuals
 fn requests_choose_an_adapter_on_the_cpu() {
     let picture = [Visual::image(&Path::new(TINY).join("cases/small.png")).unwrap()];
     check_named(TINY, &Device::Cpu, &NAMED, &picture, 6);
-    check_named("tests/fixtures/qwen3-vl-gguf/model-Q8_0.gguf", &Device::Cpu, &NAMED, &picture, 6);
+    check_named("fixtures/qwen3-vl-gguf/model-Q8_0.gguf", &Device::Cpu, &NAMED, &picture, 6);
 }
 
 #[test]

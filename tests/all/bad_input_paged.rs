@@ -200,7 +200,6 @@ fn modules() {
 }
 
 /// A pool of one page of ones, so that the result is one whatever keys are read.
-#[cfg(feature = "virtual-gpu")]
 #[test]
 fn nothing_outside_of_the_pool_is_read() {
     let gpu = &Device::virtual_gpu().unwrap();

@@ -13,7 +13,7 @@ use std::path::Path;
 fn a_fault_ends_all_requests() {
     in_own_process!();
     let device = Device::virtual_gpu().unwrap();
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny");
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny");
     let model = Qwen3Vl::load(tiny, &device).unwrap();
     let mut batch =
         Batch::new(&model, BatchOptions { max_sequences: 2, ..BatchOptions::with_room(500) }).unwrap();

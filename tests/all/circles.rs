@@ -168,7 +168,7 @@ fn files_name_each_other_in_one_direction() {
     let mut circles = Vec::new();
     for name in CRATES {
         let mut files = BTreeMap::new();
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(name).join("src");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
         sources(&folder, &Module::new(), &mut files);
         circles.extend(in_circles(&files).into_iter().map(|file| format!("{name}: {file}")));
     }

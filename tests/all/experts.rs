@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl").join(name)
 }
 
 fn load(device: &Device, options: LoadOptions) -> Qwen3Vl {

@@ -15,7 +15,7 @@ use qwen3_vl::{Checkpoint, ExpertPlacement, LoadOptions, Options, Qwen3Vl, Visio
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
 /// The most bytes that are live in a recorded sequence, on a pool that nothing else uses.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const TOKENS: &str = "tokenizer.ggml.tokens";
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl-gguf")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl-gguf")
 }
 
 /// The parts of a file. Values and entries of tensors are the bytes after their names.

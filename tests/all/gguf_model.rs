@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl-gguf")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl-gguf")
 }
 
 /// Every model of `cases_gguf.json`.
@@ -38,7 +38,7 @@ fn hex(text: &Value) -> Vec<u8> {
 /// The blocks are random, their values those of gguf-py's `quants.dequantize`.
 #[test]
 fn blocks_have_the_references_bits() {
-    let blocks = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gguf_blocks.json")).unwrap();
+    let blocks = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("data/gguf_blocks.json")).unwrap();
     let blocks: Value = serde_json::from_slice(&blocks).unwrap();
     assert_eq!(blocks.as_object().unwrap().len(), GgmlType::ALL.len());
     for ty in GgmlType::ALL {

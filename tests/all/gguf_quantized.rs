@@ -9,7 +9,7 @@ use qwen3_vl::{LoadOptions, Options, Qwen3Vl, cases};
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl-gguf")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl-gguf")
 }
 
 const MODELS: [&str; 5] =

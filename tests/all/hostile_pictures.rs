@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pictures")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/pictures")
 }
 
 fn file(name: &str) -> Vec<u8> {

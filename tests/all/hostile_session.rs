@@ -19,7 +19,7 @@ use std::sync::LazyLock;
 use tempfile::TempDir;
 
 fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny")
 }
 
 static MODEL: LazyLock<Qwen3Vl> = LazyLock::new(|| Qwen3Vl::load(tiny(), &Device::Cpu).unwrap());

@@ -75,7 +75,7 @@ fn conversation(model: &Qwen3Vl, visuals: &[Visual], graph: bool, step: usize) {
 #[test]
 fn a_conversation_survives_out_of_memory_at_every_allocation() {
     in_own_process!();
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny");
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny");
     let model = Qwen3Vl::load(&tiny, &common::cuda_device()).unwrap();
     let picture = [Visual::image(&tiny.join("cases/small.png")).unwrap()];
     conversation(&model, &[], true, 1);

@@ -47,7 +47,7 @@ fn write(path: &Path, plan: &Plan) {
 
 /// A model of these sizes in a folder.
 fn model(folder: &Path, sizes: &Value, mix: Mix) -> PathBuf {
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny");
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny");
     let mut config: Value =
         serde_json::from_slice(&std::fs::read(tiny.join("config.json")).unwrap()).unwrap();
     change(&mut config, sizes);

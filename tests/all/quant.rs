@@ -246,7 +246,7 @@ fn gguf_bytes_there_and_back_and_their_values() -> Result<()> {
 /// same bits; of formats with a minimum it takes the difference of two rounded products, here it is rounded once.
 #[test]
 fn the_values_are_those_of_gguf_py() -> Result<()> {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf_blocks");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/gguf_blocks");
     let device = common::cuda_device();
     for format in FORMATS.into_iter().filter(|format| *format != Format::I8) {
         let file = std::fs::read(folder.join(format!("{}.bin", name(format)))).expect("a fixture");

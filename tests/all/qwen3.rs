@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3/tiny")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3/tiny")
 }
 
 fn computes_the_references_results(path: &Path, device: &Device, limits: &Limits, exact_ids: bool) {
@@ -58,7 +58,7 @@ fn a_gguf_file_is_one_file() -> Result<()> {
     // f16 rounds weights by 2⁻¹¹ each
     computes_the_references_results(&path, &Device::Cpu, &Limits::F16, false);
 
-    let other = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl-gguf/mmproj-F16.gguf");
+    let other = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl-gguf/mmproj-F16.gguf");
     let refused = Checkpoint::open(&path, Some(&other))?.config();
     assert!(
         matches!(&refused, Err(Error::Checkpoint { reason, .. }) if reason.contains("text alone")),

@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 /// The checkpoints to test, each with its runs.
 fn checkpoints() -> Vec<(Processor, Vec<Run>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut found = vec![root.join("tests/fixtures/qwen3-vl/tiny")];
+    let mut found = vec![root.join("fixtures/qwen3-vl/tiny")];
     let wide = std::env::var_os("QWEN3_VL_WIDE")
-        .map_or(root.join("../shared/fixtures/qwen3-vl/wide"), PathBuf::from);
+        .map_or(root.join("../../shared/fixtures/qwen3-vl/wide"), PathBuf::from);
     match wide.exists() {
         true => found.push(wide),
         false => drop(writeln!(
@@ -172,7 +172,7 @@ fn runs_of_pads_are_counted() -> Result<()> {
 
 #[test]
 fn a_video_is_a_folder_of_pictures() -> Result<()> {
-    let png = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny/cases/small.png");
+    let png = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny/cases/small.png");
     let folder = tempfile::tempdir().unwrap();
     let refused = |rate: f64| matches!(Visual::video(folder.path(), rate), Err(Error::Image { .. }));
     std::fs::write(folder.path().join("notes.txt"), "no picture").unwrap();

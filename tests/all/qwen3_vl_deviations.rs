@@ -9,7 +9,7 @@ use qwen3_vl::{LoadOptions, Qwen3Vl, cases, pictures};
 use std::path::{Path, PathBuf};
 
 fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny")
 }
 
 fn model() -> Qwen3Vl {

@@ -59,7 +59,7 @@ impl Drop for Folder {
 }
 
 fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny")
 }
 
 fn with_header(header: &str, data: &[u8]) -> Vec<u8> {

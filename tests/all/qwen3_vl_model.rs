@@ -15,12 +15,12 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny")
 }
 
 /// The checkpoint of 32 layers and 32 heads, if it is there; else says that it is not.
 fn wide() -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures/qwen3-vl/wide");
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/fixtures/qwen3-vl/wide");
     let wide = std::env::var_os("QWEN3_VL_WIDE").map_or(beside, PathBuf::from);
     if wide.exists() {
         return Some(wide);

@@ -13,7 +13,7 @@ use qwen3_vl::{LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
 use std::path::{Path, PathBuf};
 
 fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny")
 }
 
 fn load(device: &Device, options: LoadOptions) -> Qwen3Vl {

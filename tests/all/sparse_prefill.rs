@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 fn model(share: Option<f64>) -> Qwen3Vl {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny");
     let sparse_prefill = share.map(|share| SoftmaxShare::new(share).unwrap());
     let options = LoadOptions { sparse_prefill, ..LoadOptions::for_device(&Device::Cpu) };
     let mut model = Qwen3Vl::load_with(dir, &Device::Cpu, options, |_| {}).unwrap();

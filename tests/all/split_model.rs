@@ -1,7 +1,6 @@
 //! A model over two and three virtual devices: the same bits as on one, whichever way values take between them, and no
 //! finding of the virtual GPU, which looks for missing waits in every order.
 
-#![cfg(feature = "virtual-gpu")]
 
 use crate::common::process::in_own_process;
 use crate::common::several::{no_findings, three_devices, together};
@@ -11,7 +10,7 @@ use qwen3_vl::{Checkpoint, LoadOptions, Options, Placement, Qwen3Vl, Visual};
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl").join(name)
 }
 
 fn load(name: &str, placement: &Placement, options: LoadOptions) -> Qwen3Vl {

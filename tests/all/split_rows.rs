@@ -1,7 +1,6 @@
 //! A model of which each of several virtual devices has a part of every layer: the tokens of one device, logits within rounding, and no
 //! finding of the virtual GPU, which looks for missing waits in every order.
 
-#![cfg(feature = "virtual-gpu")]
 
 use crate::common::process::in_own_process;
 use crate::common::several::{no_findings, three_devices, together};
@@ -21,7 +20,7 @@ fn cuda(device: &Device) -> CudaDevice {
 }
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
 fn try_load(name: &str, placement: &Placement, options: LoadOptions) -> pascaline::Result<Qwen3Vl> {

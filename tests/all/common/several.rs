@@ -13,7 +13,7 @@ pub fn together(whys: usize, model: &LanguageModel) -> Vec<Vec<u32>> {
     let mut options = BatchOptions::with_room(2048);
     options.prompt_tokens = 32;
     let mut batch = Batch::new(model, options).unwrap();
-    let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny/cases/square.png");
+    let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny/cases/square.png");
     let picture = [Visual::image(&picture).unwrap()];
     let long = "why ".repeat(whys);
     for (visuals, question) in [(&[][..], "Hello"), (&picture[..], "What colour?"), (&[][..], long.as_str())]
@@ -49,7 +49,7 @@ pub fn no_findings(what: &str) {
 
 /// The tiny model on these devices.
 pub fn load(placement: &Placement) -> LanguageModel {
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny");
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny");
     let checkpoint = Checkpoint::open(tiny, None).unwrap();
     let options = LoadOptions::for_device(placement.first());
     LanguageModel::load_placed(&checkpoint, None, placement, options, |_| {}).unwrap()

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 /// Tokenizer, template and preprocessor are those of the tiny fixture.
 pub fn write() -> TempDir {
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny");
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny");
     let folder = tempfile::tempdir().expect("a temporary folder");
     for entry in fs::read_dir(&tiny).expect("the fixture").flatten().filter(|entry| entry.path().is_file()) {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy of the fixture's files");
