@@ -2,6 +2,7 @@
 
 mod construct;
 mod foreign;
+mod huge_pages;
 mod layout;
 mod send;
 mod storage;

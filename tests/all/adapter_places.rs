@@ -1,7 +1,6 @@
 //! Adapters that requests choose, of a model whose layers are on several virtual devices, in host memory or divided: the same bits as on
 //! one device, and with a row split the same tokens. The virtual GPU finds nothing.
 
-
 use crate::adapter::write;
 use crate::common;
 use crate::common::process::in_own_process;
@@ -175,8 +174,7 @@ fn adapters_of_streamed_layers_give_the_bits_of_resident_ones() {
 #[test]
 fn adapters_of_a_mixture_whose_experts_are_in_host_memory() {
     in_own_process!();
-    let (dir, moe, named) =
-        (tempfile::tempdir().unwrap(), Path::new("fixtures/qwen3-vl/moe"), &NAMED[..1]);
+    let (dir, moe, named) = (tempfile::tempdir().unwrap(), Path::new("fixtures/qwen3-vl/moe"), &NAMED[..1]);
     let device = common::cuda_device();
     let options = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&device) };
     let with = checkpoint(moe, dir.path(), named);

@@ -1,6 +1,5 @@
 //! The loss of one of two devices: what runs on it ends with an error, what runs on the other goes on.
 
-
 use crate::common::process::in_own_process;
 use crate::common::several::{answer, load};
 use pascaline::{Device, Error};

@@ -1,7 +1,6 @@
 //! A model over two and three virtual devices: the same bits as on one, whichever way values take between them, and no
 //! finding of the virtual GPU, which looks for missing waits in every order.
 
-
 use crate::common::process::in_own_process;
 use crate::common::several::{no_findings, three_devices, together};
 use pascaline::memory::Way;

@@ -1,7 +1,6 @@
 //! A model of which each of several virtual devices has a part of every layer: the tokens of one device, logits within rounding, and no
 //! finding of the virtual GPU, which looks for missing waits in every order.
 
-
 use crate::common::process::in_own_process;
 use crate::common::several::{no_findings, three_devices, together};
 use pascaline::cuda::{CudaDevice, Graph};

@@ -1,7 +1,6 @@
 //! The loss of one of two devices that share each layer: what runs on both ends with an error, what runs on the other goes on. One is
 //! lost while a pass is launched, another between replays of a captured one.
 
-
 use crate::common::process::in_own_process;
 use crate::common::several::{answer, load};
 use pascaline::{Device, Error};

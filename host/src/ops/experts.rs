@@ -4,8 +4,9 @@ use super::check::Check;
 use super::copy::{aligned, copy_into};
 use super::elementwise::silu_mul;
 use super::linear::linear_into;
-use super::quant::{quant_matmul_rows_into, quantize_rows};
+use super::quant::quantize_rows;
 use super::{embedding, linear};
+use crate::cpu::quant::Group;
 use crate::parallel::InTasks;
 use crate::problem::activate::Epilogue;
 use crate::problem::experts::{ExpertRows, Places, Routes, Sorted};
@@ -349,6 +350,15 @@ pub fn quant_experts_gated(
             }
             Ok(rows)
         }
+        (Device::Cpu, Some(_)) => {
+            let rows = quantize_rows(&routes.rows(tokens)?)?;
+            let (mut of_gate, mut of_up) = (output(routes, n, &device)?, output(routes, n, &device)?);
+            if of_gate.shape().elements() > 0 {
+                let ys = &mut [of_gate.view_mut()?, of_up.view_mut()?];
+                cpu::quant::grouped(ys, &rows, &[gate, up], &groups(routes, n)?)?;
+            }
+            quantize_rows(&silu_mul(&of_gate, &of_up)?)
+        }
         (_, Some(_)) => {
             let rows = quantize_rows(&routes.rows(tokens)?)?;
             let [gate, up] = [gate, up].map(|w| quant_experts_rows(&rows, w, routes));
@@ -394,10 +404,7 @@ pub fn quant_experts_rows(x: &QuantRows, w: &QuantTensor, routes: &Routes) -> Re
             let reason = "few tokens on a GPU: their rows stay f32".to_owned();
             return Err(LINEAR.unsupported("x", &x.shape, reason));
         }
-        (Device::Cpu, _) => each_expert(&mut y, routes, |y, (row, rows_of_x), (first, rows_of_w)| {
-            let (x, w) = (x.narrow(row, rows_of_x)?, w.narrow(first, rows_of_w)?);
-            quant_matmul_rows_into(y, &x, &w, &Epilogue::default())
-        })?,
+        (Device::Cpu, _) => cpu::quant::grouped(&mut [y.view_mut()?], x, &[w], &groups(routes, n)?)?,
     }
     Ok(y)
 }
@@ -416,35 +423,45 @@ const SIDE_BY_SIDE: usize = 256;
 /// Columns of y that a task has then, of an expert's, whatever the number of threads.
 const COLUMNS: usize = 256;
 
-/// Calls a function with a part of y for each expert that has any rows, on the CPU: some columns of all its rows. They are the product of the
+/// The rows of each expert that has any, and of its matrix of n rows; on the CPU.
+fn groups(routes: &Routes, n: usize) -> Result<Vec<Group>> {
+    let Some(sorted) = &routes.sorted else { return Ok(Vec::new()) }; // on the CPU they are
+    let starts = sorted.starts.to_vec::<u32>()?;
+    let ranges = starts.windows(2).map(|range| range[0] as usize..range[1] as usize).enumerate();
+    Ok(ranges
+        .filter(|(_, rows)| !rows.is_empty())
+        .map(|(expert, rows)| Group { rows, first: expert * n })
+        .collect())
+}
+
+/// Calls a function with a part of y for each expert that has any rows, on the CPU, for matrices of floats: some columns of all its rows. They are the product of the
 /// rows of x and of w whose first number and count the function is given.
 fn each_expert(
     y: &mut Tensor,
     routes: &Routes,
     product: impl Fn(TensorMut, (usize, usize), (usize, usize)) -> Result<()> + Sync,
 ) -> Result<()> {
-    let Some(sorted) = &routes.sorted else { return Ok(()) }; // on the CPU they are
-    let starts = sorted.starts.to_vec::<u32>()?;
-    let ranges = starts.windows(2).map(|range| (range[0] as usize, (range[1] - range[0]) as usize));
-    let ranges: Vec<_> = ranges.enumerate().filter(|(_, (_, len))| *len > 0).collect();
     let n = y.dims()[1];
+    let groups = groups(routes, n)?;
     if routes.pairs() > SIDE_BY_SIDE {
-        return ranges.into_iter().try_for_each(|(expert, (start, len))| {
-            product(y.view_mut()?.narrow(0, start, len)?, (start, len), (expert * n, n))
+        return groups.into_iter().try_for_each(|Group { rows, first }| {
+            product(y.view_mut()?.narrow(0, rows.start, rows.len())?, (rows.start, rows.len()), (first, n))
         });
     }
-    let parts = ranges.into_iter().flat_map(|(expert, rows)| {
-        (0..n).step_by(COLUMNS).map(move |first| (expert, rows, first, COLUMNS.min(n - first)))
+    let parts = groups.into_iter().flat_map(|group| {
+        (0..n).step_by(COLUMNS).map(move |column| (group.clone(), column, COLUMNS.min(n - column)))
     });
     let mut parts: Vec<_> = parts.map(|part| (part, None)).collect();
-    parts.par_iter_mut().try_in_tasks(|((expert, rows, first, columns), product_of_part)| {
-        let mut y = Tensor::uninitialized([rows.1, *columns], DType::F32, &Device::Cpu)?;
-        product(y.view_mut()?, *rows, (*expert * n + *first, *columns))?;
+    parts.par_iter_mut().try_in_tasks(|((Group { rows, first }, column, columns), product_of_part)| {
+        let mut y = Tensor::uninitialized([rows.len(), *columns], DType::F32, &Device::Cpu)?;
+        product(y.view_mut()?, (rows.start, rows.len()), (*first + *column, *columns))?;
         *product_of_part = Some(y);
         Ok(())
     })?;
-    parts.into_iter().try_for_each(|((_, (start, len), first, columns), part)| match part {
-        Some(part) => copy_into(y.view_mut()?.narrow(0, start, len)?.narrow(1, first, columns)?, &part),
+    parts.into_iter().try_for_each(|((Group { rows, .. }, column, columns), part)| match part {
+        Some(part) => {
+            copy_into(y.view_mut()?.narrow(0, rows.start, rows.len())?.narrow(1, column, columns)?, &part)
+        }
         None => Ok(()), // there is none: each task has ended without an error
     })
 }

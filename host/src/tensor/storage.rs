@@ -1,5 +1,6 @@
 //! What tensors share: elements in host memory or on a device.
 
+use super::huge_pages;
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result};
 use std::any::Any;
@@ -29,11 +30,13 @@ impl CpuBuffer {
                 Error::OutOfMemory { device: "the CPU".into(), requested, free, total }
             })
         }
-        Ok(match dtype {
+        let mut buffer = match dtype {
             DType::F32 => Self::F32(zeros(elements)?),
             DType::F16 => Self::F16(zeros(elements)?),
             DType::U32 => Self::U32(zeros(elements)?),
-        })
+        };
+        huge_pages::ask_for(buffer.bytes_mut());
+        Ok(buffer)
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

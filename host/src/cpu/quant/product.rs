@@ -9,15 +9,16 @@
 use super::row::{DecodedRow, read_row};
 use super::tile::{Activations, ROWS};
 #[cfg(target_arch = "x86_64")]
-use super::x86::{WeightBytes, avx2, avx512};
+use super::x86::{Panel, WeightBytes, avx2, avx512};
 use crate::cpu::{activate, slice, slice_mut};
 use crate::parallel::InTasks;
 use crate::problem::activate::{Activation, Epilogue};
-use crate::quant::{QuantRows, QuantTensor};
+use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::simd::{Avx2, Avx512};
 use crate::{Result, TensorMut};
 use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Tasks for each thread, so that a slow one does not delay all. A task's first tile is waited for.
 const TASKS: usize = 4;
@@ -79,36 +80,132 @@ fn product(
     if y.is_empty() {
         return Ok(());
     }
-    match by {
-        #[cfg(target_arch = "x86_64")]
-        // one row is read as fast as AVX2 computes it, in tiles of fewer rows of w, which memory delivers sooner; the bits are the same
-        Instructions::Avx512(avx512) if x.rows() == 1 => {
-            product(Instructions::Avx2(avx512.avx2()), y, x, w, finish)
+    let (rows, w) = (Rows::new(by, x, w.format()), Weights::new(w));
+    in_tasks(rows.tile(), y, x, w.tensor, |first, y| {
+        rows.columns(y, &w, first)?;
+        finish(first, y);
+        Ok(())
+    })
+}
+
+/// Rows of x as the instructions read them, for weights of one format.
+enum Rows<'a> {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512, Vec<Panel>),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2, avx2::PreparedRows<'a>),
+    Portable(Activations<'a>),
+}
+
+impl<'a> Rows<'a> {
+    fn new(by: Instructions, x: Activations<'a>, format: Format) -> Self {
+        match by {
+            #[cfg(target_arch = "x86_64")]
+            // one row is read as fast as AVX2 computes it, in tiles of fewer rows of w, which memory delivers sooner; the bits are the same
+            Instructions::Avx512(avx512) if x.rows() == 1 => {
+                Self::new(Instructions::Avx2(avx512.avx2()), x, format)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512(avx512) => Self::Avx512(avx512, avx512::prepared(x)),
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2(avx2) => Self::Avx2(avx2, avx2::PreparedRows::new(x, format)),
+            _ => Self::Portable(x),
         }
-        #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512(avx512) => {
-            let (rows, parts) = (avx512::prepared(x), WeightBytes::new(w));
-            in_tasks(avx512::TILE, y, x, w, |first, y| {
-                avx512::tiles(avx512, y, &rows, &parts, first);
-                finish(first, y);
-                Ok(())
-            })
-        }
-        #[cfg(target_arch = "x86_64")]
-        Instructions::Avx2(avx2) => {
-            let (rows, parts) = (avx2::PreparedRows::new(x, w.format()), WeightBytes::new(w));
-            in_tasks(avx2::TILE, y, x, w, |first, y| {
-                avx2::tiles(avx2, y, &rows, &parts, first);
-                finish(first, y);
-                Ok(())
-            })
-        }
-        _ => in_tasks(PORTABLE_TILE, y, x, w, |first, y| {
-            portable(y, x, w, first)?;
-            finish(first, y);
-            Ok(())
-        }),
     }
+
+    /// Columns of a tile.
+    fn tile(&self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(..) => avx512::TILE,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(..) => avx2::TILE,
+            Self::Portable(_) => PORTABLE_TILE,
+        }
+    }
+
+    /// Columns of y from number `first` on, for all rows.
+    fn columns(&self, y: &mut [&mut [f32]], w: &Weights, first: usize) -> Result<()> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(avx512, x) => avx512::tiles(*avx512, y, x, &w.bytes, first),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(avx2, x) => avx2::tiles(*avx2, y, x, &w.bytes, first),
+            Self::Portable(x) => portable(y, *x, w.tensor, first)?,
+        }
+        Ok(())
+    }
+}
+
+struct Weights<'a> {
+    tensor: &'a QuantTensor,
+    #[cfg(target_arch = "x86_64")]
+    bytes: WeightBytes<'a>,
+}
+
+impl<'a> Weights<'a> {
+    fn new(tensor: &'a QuantTensor) -> Self {
+        Self {
+            tensor,
+            #[cfg(target_arch = "x86_64")]
+            bytes: WeightBytes::new(tensor),
+        }
+    }
+}
+
+/// Some rows of x, and the number of the first row of each w that they are multiplied by.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub rows: Range<usize>,
+    pub first: usize,
+}
+
+/// Columns of a group's task: more would leave threads without one at the end, fewer make a task wait for memory for much of its time.
+const GROUP_COLUMNS: usize = 256;
+
+/// Each of `ys`, [m, n] without gaps, is the product of the groups' rows of x with n rows each of one of `matrices`. The groups have all of x,
+/// in order.
+pub(crate) fn grouped(
+    ys: &mut [TensorMut],
+    x: &QuantRows,
+    matrices: &[&QuantTensor],
+    groups: &[Group],
+) -> Result<()> {
+    let (m, n) = (x.shape.rows_cols().0, ys.first().map_or(0, |y| y.dims()[1]));
+    let quants = &bytemuck::cast_slice::<_, i8>(slice::<u32>(&x.quants)?)[..m * x.k];
+    let scales = slice::<u32>(&x.scales)?;
+    let of_row = x.k / BLOCK * 2;
+    let by = Instructions::best();
+    // the tasks write into these; each group's rows of a matrix are prepared once
+    let mut products = Vec::with_capacity(matrices.len() * groups.len());
+    let weights: Vec<_> = matrices.iter().map(|w| Weights::new(w)).collect();
+    for (y, w) in ys.iter_mut().zip(&weights) {
+        let mut y = &mut slice_mut::<f32>(y)?[..m * n];
+        for Group { rows, first } in groups {
+            let (of_group, others) = y.split_at_mut(rows.len() * n);
+            y = others;
+            let quants = &quants[rows.start * x.k..rows.end * x.k];
+            let scales = &scales[rows.start * of_row..rows.end * of_row];
+            products.push((Activations { quants, scales, k: x.k }, w, *first, of_group, None));
+        }
+    }
+    let prepare = PARALLEL.div_ceil(x.k * m.div_ceil(groups.len().max(1)).max(1) * 8);
+    products.par_iter_mut().with_min_len(prepare).in_tasks(|(x, w, _, _, rows)| {
+        *rows = Some(Rows::new(by, *x, w.tensor.format()));
+    });
+    let mut parts = Vec::new();
+    for (x, w, first, y, rows) in &mut products {
+        let Some(rows) = &*rows else { continue }; // there is none: each was prepared
+        let columns = if x.rows() > ROWS { COLUMNS } else { GROUP_COLUMNS };
+        let start = parts.len();
+        parts.extend((*first..*first + n).step_by(columns).map(|first| (rows, *w, first, Vec::new())));
+        for row in y.chunks_exact_mut(n) {
+            for ((.., part), columns) in parts[start..].iter_mut().zip(row.chunks_mut(columns)) {
+                part.push(columns);
+            }
+        }
+    }
+    parts.par_iter_mut().try_in_tasks(|(rows, w, first, y)| rows.columns(y, w, *first))
 }
 
 /// Calls `f` in parallel with all rows of some columns, and the number of the first: a whole number of tiles, but for the last.
