@@ -110,8 +110,6 @@ fn main() -> Result<()> {
             published("30 %")
         );
     }
-    println!(
-        "\nThe model is optimistic by 5 to 50 % (virtual-gpu/COSTS.md); nothing here was measured on a card."
-    );
+    println!("\nThe model is off by 5 to 25 % (virtual-gpu/COSTS.md); nothing here was measured on a card.");
     Ok(())
 }

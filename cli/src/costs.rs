@@ -12,7 +12,7 @@ use std::time::Duration;
 /// The assumptions of the cost model; virtual-gpu/COSTS.md explains them.
 pub(super) const MODEL: [&str; 2] = [
     "model: the slowest of compute, shared memory, L2, DRAM and latency, plus 5 µs for the launch, 1.5 µs in a graph; at boost clock",
-    "with a perfect cache and DRAM at 80 % of its published bandwidth; optimistic by 5–50 % (virtual-gpu/COSTS.md)",
+    "with a perfect cache and DRAM at 80 % of its published bandwidth; off by 5–25 % (virtual-gpu/COSTS.md)",
 ];
 
 /// The costs of a launch, or of several with equal counts.

@@ -59,10 +59,17 @@ fn enlarge(r: &LaunchReport, f: u64) -> LaunchReport {
     LaunchReport { grid: [r.grid[0] * (f * f) as u32, 1, 1], counters, ..r.clone() }
 }
 
-fn share_of_peak(r: &LaunchReport, card: &Card, registers: u32) -> (f64, &'static str) {
-    let e = estimate(r, card, registers);
-    let flops = 2.0 * r.counters.thread_instructions[Class::Ffma as usize] as f64;
-    (flops / e.time / card.fp32_flops(), e.bound.name())
+/// The estimates of a launch as shares of the card's peak: from the PTX alone, by the roofs alone (issue slots of the hot loop among
+/// them), and by the model, which simulates the machine code.
+fn shares_of_peak(report: &LaunchReport, card: &Card, registers: u32) -> [(f64, &'static str); 3] {
+    let flops = 2.0 * report.counters.thread_instructions[Class::Ffma as usize] as f64;
+    let unknown = LaunchReport { kernel: String::new(), ..report.clone() };
+    let [ptx, model] = [&unknown, report].map(|report| estimate(report, card, registers));
+    let roofs =
+        [(model.compute, "compute"), (model.shared, "shared memory"), (model.l2, "L2"), (model.dram, "DRAM")];
+    let roof = roofs.into_iter().fold((0.0, ""), |a, b| if b.0 > a.0 { b } else { a });
+    [(ptx.time, ptx.bound.name()), (roof.0 + LAUNCH_SECONDS, roof.1), (model.time, model.bound.name())]
+        .map(|(time, bound)| (flops / time / card.fp32_flops(), bound))
 }
 
 /// A matrix of 4-bit blocks (18 bytes for 32 weights) times a vector, with dp4a; one warp per row.
@@ -101,34 +108,27 @@ fn decode() -> f64 {
     bytes as f64 / (seconds + small) / (P40.bandwidth * 1e9)
 }
 
-/// The same launch of a kernel whose machine code is not known, for the estimate from PTX alone.
-fn unknown(r: &LaunchReport) -> LaunchReport {
-    LaunchReport { kernel: String::new(), ..r.clone() }
-}
-
-fn row(what: &str, published: f64, [by_ptx, model]: [(f64, &str); 2]) {
+fn row(what: &str, published: f64, estimates: [(f64, &str); 3]) {
     let cell = |(share, bound): (f64, &str)| {
         format!("{:.0} % ({bound}), {:+.0} %", share * 100.0, (share / published - 1.0) * 100.0)
     };
-    println!("| {what} | {:.0} % | {} | {} |", published * 100.0, cell(by_ptx), cell(model));
+    let [ptx, roofs, model] = estimates.map(cell);
+    println!("| {what} | {:.0} % | {ptx} | {roofs} | {model} |", published * 100.0);
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("usage: costs kernels.ptx")?;
     let ptx = std::fs::read_to_string(path)?;
-    println!("| figure | published | by PTX alone | model |\n|---|---|---|---|");
-    let both = |report: &LaunchReport, card: &Card, registers: u32| {
-        [unknown(report), report.clone()].map(|report| share_of_peak(&report, card, registers))
-    };
+    println!("| figure | published | by PTX alone | by issue slots | model |\n|---|---|---|---|---|");
     let tile = product(&ptx, "matmul_tile128_nn_f32", [128, 128, 256], [512; 3])?;
-    let shares = both(&enlarge(&tile, 8), &GTX1080TI, 128);
+    let shares = shares_of_peak(&enlarge(&tile, 8), &GTX1080TI, 128);
     row("SGEMM 4096, 1080 Ti, of FP32 peak (hand-written)", 0.85, shares);
     let slice = product(&ptx, "matmul_tile128_nn_f32", [128, 128, 256], [512, 128, 512])?;
-    row("the same 512 × 128 × 512, 2 SMs, simulator", 0.62, both(&slice, &TWO_SMS, 128));
-    row("decode of a 7B Q4_0 model, P40, of bandwidth", 0.63, [(decode(), "DRAM and launch"); 2]);
+    row("the same 512 × 128 × 512, 2 SMs, simulator", 0.62, shares_of_peak(&slice, &TWO_SMS, 128));
+    row("decode of a 7B Q4_0 model, P40, of bandwidth", 0.63, [(decode(), "DRAM and launch"); 3]);
 
     println!(
-        "\n| 512³ NN in f32, 2 SMs | machine code, simulated | by PTX alone | model |\n|---|---|---|---|"
+        "\n| 512³ NN in f32, 2 SMs | loop, simulated elsewhere | by PTX alone | by issue slots | model |\n|---|---|---|---|---|"
     );
     let tiles = [
         ("tile128", [128, 128, 256], 128, 0.85),
@@ -139,10 +139,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     ];
     for (family, shape, registers, simulated) in tiles {
         let report = product(&ptx, &format!("matmul_{family}_nn_f32"), shape, [512; 3])?;
-        row(family, simulated, both(&report, &TWO_SMS, registers));
+        row(family, simulated, shares_of_peak(&report, &TWO_SMS, registers));
     }
     println!(
-        "\n| N³ NN in f32, 1080 Ti | cuBLAS, GFLOP/s | ours | by PTX alone | model |\n|---|---|---|---|---|"
+        "\n| N³ NN in f32, 1080 Ti | cuBLAS, GFLOP/s | ours | by PTX alone | by issue slots | model |\n|---|---|---|---|---|---|"
     );
     // the kernels that `pascaline` takes there, unsplit: host/src/gpu/matmul/select.rs has a test of it
     for (n, published, (family, shape, registers, _)) in [
@@ -152,11 +152,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         (4096, 10180.0, tiles[0]),
     ] {
         let report = product(&ptx, &format!("matmul_{family}_nn_f32"), shape, [512; 3])?;
-        let cells = both(&enlarge(&report, n / 512), &GTX1080TI, registers).map(|(share, bound)| {
-            let rate = share * GTX1080TI.fp32_flops() / 1e9;
-            format!("{rate:.0} ({bound}), {:+.0} %", (rate / published - 1.0) * 100.0)
-        });
-        println!("| {n} | {published} | {family} | {} | {} |", cells[0], cells[1]);
+        let cells =
+            shares_of_peak(&enlarge(&report, n / 512), &GTX1080TI, registers).map(|(share, bound)| {
+                let rate = share * GTX1080TI.fp32_flops() / 1e9;
+                format!("{rate:.0} ({bound}), {:+.0} %", (rate / published - 1.0) * 100.0)
+            });
+        println!("| {n} | {published} | {family} | {} |", cells.join(" | "));
     }
     println!("\nSGEMM 512, GTX 1080: {:?}", estimate(&tile, &GTX1080, 128));
     Ok(())

@@ -33,6 +33,7 @@ mod exec;
 mod finding;
 mod hot_loops;
 mod image;
+mod kernel_clocks;
 mod memory;
 mod ptx;
 mod refusal;

@@ -28,33 +28,6 @@ impl QuantRows {
     }
 
     /// The shape of the tensor that was quantised.
-    pub(crate) shape: Shape,
-    /// Values of a row with padding, a multiple of 256.
-    pub(crate) k: usize,
-    /// u32 [m, k/4]
-    pub(crate) quants: Tensor,
-    /// u32 [m, k/32, 2]: `RowScale`
-    pub(crate) scales: Tensor,
-}
-
-impl QuantRows {
-    /// With undefined contents, for an op to write.
-    pub(crate) fn uninitialized(shape: Shape, device: &Device) -> Result<Self> {
-        let (m, cols) = shape.rows_cols();
-        let k = cols.next_multiple_of(SUPER_BLOCK);
-        let quants = Tensor::uninitialized([m, k / 4], DType::U32, device)?;
-        let scales = Tensor::uninitialized([m, k / BLOCK, 2], DType::U32, device)?;
-        Ok(Self { shape, k, quants, scales })
-    }
-
-    /// A range of its rows, which shares its memory.
-    pub(crate) fn narrow(&self, start: usize, rows: usize) -> Result<Self> {
-        let shape = [rows, self.shape.rows_cols().1].into();
-        let [quants, scales] = [&self.quants, &self.scales].map(|part| part.narrow(0, start, rows));
-        Ok(Self { shape, k: self.k, quants: quants?, scales: scales? })
-    }
-
-    /// The shape of the tensor that was quantised.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
