@@ -34,6 +34,9 @@ const UPDATE: &str = "PASCALINE_UPDATE_PREBUILT";
 const LEVEL_COMMITTED: i32 = 19;
 const LEVEL_FAST: i32 = 3;
 
+/// PTX modules, each with its name before it.
+type Modules = Vec<(String, String)>;
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=host/src/cuda/packed.rs");
@@ -119,7 +122,7 @@ fn embed() -> Result<(), Box<dyn Error>> {
 }
 
 /// The modules with their names; none, and a warning, where nothing compiles them.
-fn compile() -> Result<Option<Vec<(String, String)>>, Box<dyn Error>> {
+fn compile() -> Result<Option<Modules>, Box<dyn Error>> {
     match CudaBuilder::new(KERNELS).arch(NvvmArch::Compute61).build() {
         Ok(path) => Ok(Some(ptx::modules(&fs::read_to_string(path)?)?)),
         Err(
@@ -137,7 +140,7 @@ fn compile() -> Result<Option<Vec<(String, String)>>, Box<dyn Error>> {
 }
 
 /// The committed modules with their names.
-fn committed(prebuilt: &Path) -> Result<Vec<(String, String)>, Box<dyn Error>> {
+fn committed(prebuilt: &Path) -> Result<Modules, Box<dyn Error>> {
     let mut modules = Vec::new();
     for entry in fs::read_dir(prebuilt)? {
         let file = entry?.path();
