@@ -2,7 +2,6 @@
 
 mod construct;
 mod foreign;
-mod huge_pages;
 mod layout;
 mod send;
 mod storage;

@@ -199,7 +199,7 @@ fn columns<B: Float, C: Float>(c: &mut [C], a: &[f32], b: &[B], p: &Problem, opt
     let (m, k) = (p.m, p.k);
     let mut sums = vec![0f32; m * p.n]; // [n, m]
     let columns = sums.par_chunks_exact_mut(m).enumerate();
-    columns.with_min_len((PARALLEL / 4).div_ceil(m * k.max(1))).in_tasks(|(column, sums)| {
+    columns.with_min_len(PARALLEL.div_ceil(m * k.max(1))).in_tasks(|(column, sums)| {
         if k > 0 {
             let b = &b[column * p.b.column..][..k];
             sums.iter_mut().zip(a.chunks_exact(k)).for_each(|(sum, a)| *sum = B::dot(a, b));

@@ -1,6 +1,5 @@
 //! What tensors share: elements in host memory or on a device.
 
-use super::huge_pages;
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result};
 use std::any::Any;
@@ -30,13 +29,11 @@ impl CpuBuffer {
                 Error::OutOfMemory { device: "the CPU".into(), requested, free, total }
             })
         }
-        let mut buffer = match dtype {
+        Ok(match dtype {
             DType::F32 => Self::F32(zeros(elements)?),
             DType::F16 => Self::F16(zeros(elements)?),
             DType::U32 => Self::U32(zeros(elements)?),
-        };
-        huge_pages::ask_for(buffer.bytes_mut());
-        Ok(buffer)
+        })
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
