@@ -66,7 +66,9 @@ fn embed() -> Result<(), Box<dyn Error>> {
         println!("cargo:rustc-env={ORIGIN}=prebuilt");
         None
     } else if !is_decided && sources::are_unchanged(&env::current_dir()?, &prebuilt)? {
-        sources::INPUTS.iter().for_each(|input| println!("cargo:rerun-if-changed={input}"));
+        for input in sources::INPUTS.iter().chain(&["Cargo.lock"]) {
+            println!("cargo:rerun-if-changed={input}");
+        }
         println!("cargo:rustc-env={ORIGIN}=prebuilt from source, unchanged since");
         None
     } else {

@@ -14,6 +14,7 @@ use crate::quant::{QuantRows, QuantTensor};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 use kernels_gpu::experts::MAX_EXPERTS;
 use rayon::prelude::*;
+use std::ops::Range;
 
 pub(crate) use crate::gpu::experts::MAX_UNSORTED_TOKENS;
 
@@ -263,10 +264,7 @@ pub(crate) fn experts_linear_at(
             let sharing = if matches!(x, ExpertRows::Tokens(_)) { routes.top_k() } else { 1 };
             gpu::experts::linear(device, y.view_mut()?, &rows, w, routes, (sharing, places))?;
         }
-        Device::Cpu => each_expert(&mut y, routes, |y, (row, rows_of_x), (first, rows_of_w)| {
-            let (x, w) = (rows.narrow(0, row, rows_of_x)?, w.narrow(0, first, rows_of_w)?);
-            linear_into(y, &x, &w, None, &Epilogue::default())
-        })?,
+        Device::Cpu => float_products(&mut y, &rows, w, routes)?,
     }
     Ok(y)
 }
@@ -434,18 +432,18 @@ fn groups(routes: &Routes, n: usize) -> Result<Vec<Group>> {
         .collect())
 }
 
-/// Calls a function with a part of y for each expert that has any rows, on the CPU, for matrices of floats: some columns of all its rows. They are the product of the
-/// rows of x and of w whose first number and count the function is given.
-fn each_expert(
-    y: &mut Tensor,
-    routes: &Routes,
-    product: impl Fn(TensorMut, (usize, usize), (usize, usize)) -> Result<()> + Sync,
-) -> Result<()> {
+/// The products of the experts' rows of x and their matrices of f32 or f16, on the CPU: of few pairs a task has some columns of all rows of an
+/// expert.
+fn float_products(y: &mut Tensor, x: &Tensor, w: &Tensor, routes: &Routes) -> Result<()> {
+    let product = |y: TensorMut, rows: &Range<usize>, first: usize, columns: usize| {
+        let (x, w) = (x.narrow(0, rows.start, rows.len())?, w.narrow(0, first, columns)?);
+        linear_into(y, &x, &w, None, &Epilogue::default())
+    };
     let n = y.dims()[1];
     let groups = groups(routes, n)?;
     if routes.pairs() > SIDE_BY_SIDE {
         return groups.into_iter().try_for_each(|Group { rows, first }| {
-            product(y.view_mut()?.narrow(0, rows.start, rows.len())?, (rows.start, rows.len()), (first, n))
+            product(y.view_mut()?.narrow(0, rows.start, rows.len())?, &rows, first, n)
         });
     }
     let parts = groups.into_iter().flat_map(|group| {
@@ -454,7 +452,7 @@ fn each_expert(
     let mut parts: Vec<_> = parts.map(|part| (part, None)).collect();
     parts.par_iter_mut().try_in_tasks(|((Group { rows, first }, column, columns), product_of_part)| {
         let mut y = Tensor::uninitialized([rows.len(), *columns], DType::F32, &Device::Cpu)?;
-        product(y.view_mut()?, (rows.start, rows.len()), (*first + *column, *columns))?;
+        product(y.view_mut()?, rows, *first + *column, *columns)?;
         *product_of_part = Some(y);
         Ok(())
     })?;

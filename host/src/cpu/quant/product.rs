@@ -52,8 +52,7 @@ impl Instructions {
 
 pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
     let m = x.shape.rows_cols().0;
-    let quants = &bytemuck::cast_slice(slice::<u32>(&x.quants)?)[..m * x.k];
-    let x = Activations { quants, scales: slice::<u32>(&x.scales)?, k: x.k };
+    let x = Activations::new(x)?;
     let bias = epilogue.bias.map(slice::<f32>).transpose()?;
     let residual = epilogue.residual.map(slice::<f32>).transpose()?;
     let (n, activation) = (w.rows(), epilogue.activation);
@@ -172,10 +171,7 @@ pub(crate) fn grouped(
     groups: &[Group],
 ) -> Result<()> {
     let (m, n) = (x.shape.rows_cols().0, ys.first().map_or(0, |y| y.dims()[1]));
-    let quants = &bytemuck::cast_slice::<_, i8>(slice::<u32>(&x.quants)?)[..m * x.k];
-    let scales = slice::<u32>(&x.scales)?;
-    let of_row = x.k / BLOCK * 2;
-    let by = Instructions::best();
+    let (x, by) = (Activations::new(x)?, Instructions::best());
     // the tasks write into these; each group's rows of a matrix are prepared once
     let mut products = Vec::with_capacity(matrices.len() * groups.len());
     let weights: Vec<_> = matrices.iter().map(|w| Weights::new(w)).collect();
@@ -184,12 +180,12 @@ pub(crate) fn grouped(
         for Group { rows, first } in groups {
             let (of_group, others) = y.split_at_mut(rows.len() * n);
             y = others;
-            let quants = &quants[rows.start * x.k..rows.end * x.k];
-            let scales = &scales[rows.start * of_row..rows.end * of_row];
-            products.push((Activations { quants, scales, k: x.k }, w, *first, of_group, None));
+            products.push((x.range(rows), w, *first, of_group, None));
         }
     }
-    let prepare = PARALLEL.div_ceil(x.k * m.div_ceil(groups.len().max(1)).max(1) * 8);
+    // to prepare a value costs about as much as eight multiply-adds
+    let work = 8 * x.k * m.div_ceil(groups.len().max(1));
+    let prepare = PARALLEL.div_ceil(work.max(1));
     products.par_iter_mut().with_min_len(prepare).in_tasks(|(x, w, _, _, rows)| {
         *rows = Some(Rows::new(by, *x, w.tensor.format()));
     });
@@ -197,13 +193,8 @@ pub(crate) fn grouped(
     for (x, w, first, y, rows) in &mut products {
         let Some(rows) = &*rows else { continue }; // there is none: each was prepared
         let columns = if x.rows() > ROWS { COLUMNS } else { GROUP_COLUMNS };
-        let start = parts.len();
-        parts.extend((*first..*first + n).step_by(columns).map(|first| (rows, *w, first, Vec::new())));
-        for row in y.chunks_exact_mut(n) {
-            for ((.., part), columns) in parts[start..].iter_mut().zip(row.chunks_mut(columns)) {
-                part.push(columns);
-            }
-        }
+        let firsts = (*first..).step_by(columns);
+        parts.extend(firsts.zip(by_columns(y, n, columns)).map(|(first, y)| (rows, *w, first, y)));
     }
     parts.par_iter_mut().try_in_tasks(|(rows, w, first, y)| rows.columns(y, w, *first))
 }
@@ -225,16 +216,23 @@ fn in_tasks(
         true => tiles,
         false => tiles.div_ceil(TASKS * rayon::current_num_threads()).max(least).clamp(1, most),
     };
-    let mut tasks: Vec<Vec<&mut [f32]>> = (0..tiles.div_ceil(each)).map(|_| Vec::with_capacity(m)).collect();
-    for row in y.chunks_exact_mut(n) {
-        for (task, columns) in tasks.iter_mut().zip(row.chunks_mut(each * tile)) {
-            task.push(columns);
-        }
-    }
+    let mut tasks = by_columns(y, n, each * tile);
     match tasks.as_mut_slice() {
         [task] => f(0, task),
         tasks => tasks.par_iter_mut().enumerate().try_in_tasks(|(task, y)| f(task * each * tile, y)),
     }
+}
+
+/// All rows of y, [m, n], in parts of so many columns.
+fn by_columns(y: &mut [f32], n: usize, columns: usize) -> Vec<Vec<&mut [f32]>> {
+    let mut parts: Vec<_> =
+        (0..n.div_ceil(columns)).map(|_| Vec::with_capacity(y.len().div_ceil(n.max(1)))).collect();
+    for row in y.chunks_exact_mut(n) {
+        for (part, columns) in parts.iter_mut().zip(row.chunks_mut(columns)) {
+            part.push(columns);
+        }
+    }
+    parts
 }
 
 /// Columns of y from number `first` on, without vector instructions.
@@ -294,11 +292,7 @@ mod tests {
 
     /// y [m, n].
     fn product(by: Instructions, x: &QuantRows, w: &QuantTensor) -> Result<Vec<f32>> {
-        let activations = Activations {
-            quants: bytemuck::cast_slice(slice::<u32>(&x.quants)?),
-            scales: slice::<u32>(&x.scales)?,
-            k: x.k,
-        };
+        let activations = Activations::new(x)?;
         let mut y = vec![f32::NAN; x.shape.rows_cols().0 * w.rows()];
         let finished = Mutex::new(vec![0; w.rows()]);
         super::product(by, &mut y, activations, w, |first, y| {

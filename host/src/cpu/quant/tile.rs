@@ -1,6 +1,10 @@
 //! The tiles of a product, and the activations that they read.
 
+use crate::Result;
+use crate::cpu::slice;
+use crate::quant::QuantRows;
 use kernels_gpu::quant::blocks::BLOCK;
+use std::ops::Range;
 
 /// Rows of x in a piece: 96 KiB for 2048 columns, which leaves room for weights in an L2 cache of 256 KiB.
 pub(super) const ROWS: usize = 32;
@@ -14,6 +18,21 @@ pub(super) struct Activations<'a> {
 }
 
 impl<'a> Activations<'a> {
+    pub fn new(x: &'a QuantRows) -> Result<Self> {
+        let quants = &bytemuck::cast_slice(slice::<u32>(&x.quants)?)[..x.shape.rows_cols().0 * x.k];
+        Ok(Self { quants, scales: slice::<u32>(&x.scales)?, k: x.k })
+    }
+
+    /// Some of the rows.
+    pub fn range(&self, rows: &Range<usize>) -> Self {
+        let blocks = self.k / BLOCK * 2;
+        Self {
+            quants: &self.quants[rows.start * self.k..rows.end * self.k],
+            scales: &self.scales[rows.start * blocks..rows.end * blocks],
+            k: self.k,
+        }
+    }
+
     pub fn rows(&self) -> usize {
         self.quants.len() / self.k
     }
