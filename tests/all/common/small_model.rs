@@ -8,11 +8,10 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// Tokenizer, template and preprocessor are those of the tiny fixture.
-pub fn write() -> TempDir {
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen3-vl/tiny");
+/// Tokenizer, template and preprocessor are those of the tiny fixture, whose folder is given.
+pub fn write(tiny: &Path) -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    for entry in fs::read_dir(&tiny).expect("the fixture").flatten().filter(|entry| entry.path().is_file()) {
+    for entry in fs::read_dir(tiny).expect("the fixture").flatten().filter(|entry| entry.path().is_file()) {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy of the fixture's files");
     }
     let text = fs::read(tiny.join("config.json")).expect("the fixture's configuration");
