@@ -130,6 +130,26 @@ impl Tensor {
         buffer.download_async(self.layout.offset * size, self.shape().elements() * size).map(Some)
     }
 
+    /// Tensors of one stream in host memory, after one wait for the work that it has.
+    pub(crate) fn to_cpu(tensors: &[&Self]) -> Result<Vec<Self>> {
+        let tensors: Vec<Self> = tensors.iter().map(|tensor| tensor.contiguous()).collect::<Result<_>>()?;
+        let downloads: Vec<_> =
+            tensors.iter().map(|tensor| tensor.download_async()).collect::<Result<_>>()?;
+        if let Some(Device::Cuda(device)) = tensors.first().map(|tensor| tensor.device()) {
+            device.synchronize()?; // a fault is reported before a byte is used
+        }
+        let copied = |(tensor, download): (Self, Option<Download>)| {
+            let Some(download) = download else { return Ok(tensor) };
+            let mut copy = Self::uninitialized(tensor.shape().clone(), tensor.dtype(), &Device::Cpu)?;
+            let bytes = download.wait()?;
+            if let Some(Storage::Cpu(buffer)) = Arc::get_mut(&mut copy.storage) {
+                buffer.bytes_mut().copy_from_slice(&bytes);
+            }
+            Ok(copy)
+        };
+        tensors.into_iter().zip(downloads).map(copied).collect()
+    }
+
     /// A tensor of all of a buffer, as u32.
     pub(crate) fn of_buffer(buffer: DeviceBuffer) -> Result<Self> {
         let layout = Layout::contiguous(DType::U32, [buffer.bytes() / DType::U32.size()].into())?;

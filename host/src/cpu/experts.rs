@@ -3,6 +3,7 @@
 use super::{ELEMENTS_PER_TASK, slice, slice_mut};
 use crate::parallel::InTasks;
 use crate::problem::experts::{Routes, Sorted};
+use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
@@ -74,17 +75,27 @@ pub(crate) fn sum(mut y: TensorMut, x: &Tensor, routes: &Routes, residual: Optio
     let (y, x) = (&mut slice_mut::<f32>(&mut y)?[..tokens * n], slice::<f32>(x)?);
     let rows = y.par_chunks_exact_mut(n).enumerate().with_min_len(ELEMENTS_PER_TASK.div_ceil(n * top_k));
     rows.in_tasks(|(token, y)| {
-        y.fill(0.0);
-        for pair in token * top_k..(token + 1) * top_k {
+        let pairs = token * top_k..(token + 1) * top_k;
+        let rows = pairs.map(|pair| {
             let row = places.map_or(pair, |places| places[pair] as usize);
-            let weight = weights[pair];
-            for (y, x) in y.iter_mut().zip(&x[row * n..(row + 1) * n]) {
-                *y = weight.mul_add(*x, *y);
-            }
-        }
-        if let Some(residual) = residual {
-            y.iter_mut().zip(&residual[token * n..]).for_each(|(y, residual)| *y += residual);
-        }
+            (weights[pair], &x[row * n..][..n])
+        });
+        let residual = residual.map(|residual| &residual[token * n..][..n]);
+        vectorized!(weighted(y, rows, residual));
     });
     Ok(())
+}
+
+/// y = Σ weight · row + residual.
+#[inline(always)]
+fn weighted<'a>(y: &mut [f32], rows: impl Iterator<Item = (f32, &'a [f32])>, residual: Option<&[f32]>) {
+    y.fill(0.0);
+    for (weight, row) in rows {
+        for (y, x) in y.iter_mut().zip(row) {
+            *y = weight.mul_add(*x, *y);
+        }
+    }
+    if let Some(residual) = residual {
+        y.iter_mut().zip(residual).for_each(|(y, residual)| *y += residual);
+    }
 }

@@ -145,32 +145,44 @@ impl Experts {
             let x = x.narrow(0, start, len)?;
             let x = norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))?;
             let residual = residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
-            let mut routes = self.route(&x)?;
-            let down = match matrices {
-                Where::Device(matrices, None) => products(&x, matrices, &routes, None)?,
-                Where::Device(matrices, Some(cache)) => {
-                    cache.with_places(false, |places| products(&x, matrices, &routes, Some(places)))?
-                }
-                Where::Cpu(Some(there), Some((own, cache))) => beside(&x, own, there, &routes, cache)?,
-                Where::Cpu(Some([gate, up, down]), None) => {
-                    let there = routes.to_cpu()?;
-                    routes = routes.in_order_of(&there)?;
-                    let x = x.to_device(&Device::Cpu)?;
-                    products(&x, &[gate, up, down], &there, None)?.to_device(&y.device())?
-                }
-                Where::Cpu(None, None) => {
-                    let there = routes.to_cpu()?;
-                    routes = routes.in_order_of(&there)?;
-                    Tensor::uninitialized([len * self.top_k, hidden], DType::F32, &x.device())?
-                }
-                Where::Cpu(None, Some((own, cache))) => {
-                    let here = cache.with_places(true, |places| products(&x, own, &routes, Some(places)))?;
-                    Tensor::uninitialized([len * self.top_k, hidden], DType::F32, &x.device())?; // the CPU's
-                    here
-                }
-            };
+            let routes = self.route(&x)?;
             let y = y.view_mut()?.narrow(0, start, len)?;
-            ops::experts_sum_into(y, &down, &routes, residual.as_ref())?;
+            match matrices {
+                Where::Device(matrices, cache) => {
+                    let down = match cache {
+                        None => products(&x, matrices, &routes, None)?,
+                        Some(cache) => cache
+                            .with_places(false, |places| products(&x, matrices, &routes, Some(places)))?,
+                    };
+                    ops::experts_sum_into(y, &down, &routes, residual.as_ref())?;
+                }
+                Where::Cpu(there, None) => {
+                    let Some(there) = there else { continue }; // a plan
+                    let host = OnHost::read(&x, &routes, residual.as_ref())?;
+                    y.write(&Device::Cpu.pass(|| host.sum(there))?.to_vec::<f32>()?)?;
+                }
+                Where::Cpu(there, Some((own, cache))) => {
+                    let away = match there {
+                        Some(_) => pairs_away(&routes, &cache.is_here())?,
+                        None => Vec::new(), // a plan
+                    };
+                    // before the GPU has more to do
+                    let host = match away.is_empty() {
+                        true => None,
+                        false => Some(OnHost::read(&x, &routes, residual.as_ref())?),
+                    };
+                    let down = cache.with_places(true, |places| products(&x, own, &routes, Some(places)))?;
+                    let others = match (there, host) {
+                        (Some(there), Some(host)) => {
+                            let sum = Device::Cpu.pass(|| host.sum_of_pairs(there, &away))?;
+                            Some(sum.to_device(&x.device())?)
+                        }
+                        (Some(_), None) => None,
+                        (None, _) => Some(Tensor::uninitialized([len, hidden], DType::F32, &x.device())?),
+                    };
+                    ops::experts_sum_into(y, &down, &routes, others.as_ref().or(residual.as_ref()))?;
+                }
+            }
         }
         Ok(y)
     }
@@ -306,34 +318,56 @@ fn product(x: ExpertRows, w: &Matrix, routes: &Routes, places: Option<Places>) -
     }
 }
 
-/// As [`products`] for few rows, in the order of the pairs: the GPU computes the experts of the cache with its matrices, and at the same
-/// time the CPU the others with those that are `there`.
-fn beside(
-    x: &Tensor,
-    own: &[&Matrix; 3],
-    [gate, up, down]: &[Matrix; 3],
-    routes: &Routes,
-    cache: &ExpertCache,
-) -> Result<Tensor> {
-    let (ids, _) = routes.to_vecs()?;
-    let is_here = cache.is_here();
-    let is_away = |&pair: &usize| !is_here.get(ids[pair] as usize).is_some_and(|here| *here);
-    let away: Vec<usize> = (0..ids.len()).filter(is_away).collect();
-    let host = if away.is_empty() { None } else { Some(x.to_device(&Device::Cpu)?) }; // before the GPU has more to do
-    let mut y = cache.with_places(true, |places| products(x, own, routes, Some(places)))?;
-    let Some(host) = host else { return Ok(y) };
-    // each pair is a row of its own, with one expert
-    let tokens: Vec<u32> = away.iter().map(|&pair| (pair / routes.top_k()) as u32).collect();
-    let tokens = Tensor::from_slice(&tokens, [tokens.len()], &Device::Cpu)?;
-    let of_pairs: Vec<u32> = away.iter().map(|&pair| ids[pair]).collect();
-    let there = Routes::from_slices(&of_pairs, &vec![1.0; away.len()], 1, routes.experts(), &Device::Cpu)?;
-    let rows = products(&ops::embedding(&host, &tokens)?, &[gate, up, down], &there, None)?;
-    let rows = ops::experts_sum(&rows, &there, None)?.to_device(&x.device())?; // 1 · row, in the order of the pairs
-    let mut first = 0;
-    for run in away.chunk_by(|a, b| a + 1 == *b) {
-        let to = y.view_mut()?.narrow(0, run[0], run.len())?;
-        ops::copy_into(to, &rows.narrow(0, first, run.len())?)?;
-        first += run.len();
+/// The pairs whose experts are not `here`. Waits for the device.
+fn pairs_away(routes: &Routes, here: &[bool]) -> Result<Vec<usize>> {
+    let is_away = |id: u32| !here.get(id as usize).is_some_and(|here| *here);
+    let ids = routes.experts_of_pairs()?;
+    Ok((0..ids.len()).filter(|&pair| is_away(ids[pair])).collect())
+}
+
+/// Rows of a pass with their experts, in host memory.
+struct OnHost {
+    x: Tensor,
+    routes: Routes,
+    residual: Option<Tensor>,
+}
+
+impl OnHost {
+    /// Waits for the device once.
+    fn read(x: &Tensor, routes: &Routes, residual: Option<&Tensor>) -> Result<Self> {
+        let with: Vec<&Tensor> = [x].into_iter().chain(residual).collect();
+        let (routes, mut with) = routes.to_cpu(&with)?;
+        let residual = if residual.is_some() { with.pop() } else { None };
+        let x = with.pop().ok_or_else(|| misfit("Experts", "x", "a copy of it", x))?;
+        Ok(Self { x, routes, residual })
     }
-    Ok(y)
+
+    /// residual + Σ weight · down(silu(gate(x)) ⊙ up(x)) over all experts of each row.
+    fn sum(&self, [gate, up, down]: &[Matrix; 3]) -> Result<Tensor> {
+        let rows = products(&self.x, &[gate, up, down], &self.routes, None)?;
+        ops::experts_sum(&rows, &self.routes, self.residual.as_ref())
+    }
+
+    /// The same over these pairs.
+    fn sum_of_pairs(&self, [gate, up, down]: &[Matrix; 3], pairs: &[usize]) -> Result<Tensor> {
+        let (ids, weights) = self.routes.to_vecs()?;
+        // each pair is a row of its own, with one expert
+        let tokens: Vec<u32> = pairs.iter().map(|&pair| (pair / self.routes.top_k()) as u32).collect();
+        let rows = Tensor::from_slice(&tokens, [tokens.len()], &Device::Cpu)?;
+        let ids: Vec<u32> = pairs.iter().map(|&pair| ids[pair]).collect();
+        let weights: Vec<f32> = pairs.iter().map(|&pair| weights[pair]).collect();
+        let routes = Routes::from_slices(&ids, &weights, 1, self.routes.experts(), &Device::Cpu)?;
+        let rows = products(&ops::embedding(&self.x, &rows)?, &[gate, up, down], &routes, None)?;
+        let rows = ops::experts_sum(&rows, &routes, None)?.to_vec::<f32>()?; // weight · row, in the order of the pairs
+        let hidden = self.x.dims()[1];
+        let mut sum = match &self.residual {
+            Some(residual) => residual.to_vec()?,
+            None => vec![0.0f32; self.x.shape().elements()],
+        };
+        for (&token, row) in tokens.iter().zip(rows.chunks_exact(hidden.max(1))) {
+            let sum = &mut sum[token as usize * hidden..][..hidden];
+            sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+        }
+        Tensor::from_slice(&sum, self.x.shape(), &Device::Cpu)
+    }
 }

@@ -145,20 +145,13 @@ impl Routes {
         self.ids.shape().elements()
     }
 
-    /// The same in host memory, for products there. Waits for the device; in a plan all experts are the first.
-    pub(crate) fn to_cpu(&self) -> Result<Self> {
-        let (ids, weights) = self.to_vecs()?;
-        Self::from_slices(&ids, &weights, self.top_k(), self.experts, &Device::Cpu)
-    }
-
-    /// The same for the sum of products whose rows are in the order of `other`, routes of the same pairs.
-    pub(crate) fn in_order_of(&self, other: &Self) -> Result<Self> {
-        let device = self.ids.device();
-        let sorted = |Sorted { tokens, places, starts }: &Sorted| {
-            let [tokens, places, starts] = [tokens, places, starts].map(|part| part.to_device(&device));
-            Ok(Sorted { tokens: tokens?, places: places?, starts: starts? })
-        };
-        Ok(Self { sorted: other.sorted.as_ref().map(sorted).transpose()?, ..self.clone() })
+    /// The same in host memory with these tensors of its stream, after one wait for the device.
+    pub(crate) fn to_cpu(&self, with: &[&Tensor]) -> Result<(Self, Vec<Tensor>)> {
+        let all: Vec<&Tensor> = [&self.ids, &self.weights].into_iter().chain(with.iter().copied()).collect();
+        let mut copies = Tensor::to_cpu(&all)?;
+        let with = copies.split_off(2);
+        let (ids, weights) = (copies[0].to_vec()?, copies[1].to_vec()?);
+        Ok((Self::from_slices(&ids, &weights, self.top_k(), self.experts, &Device::Cpu)?, with))
     }
 
     /// A row for each pair, in the order of the rows of products.
