@@ -1,5 +1,6 @@
 //! Quantising and dequantising, as the formats say; they share the arithmetic of a block with the kernels.
 
+mod portable;
 mod product;
 mod row;
 mod tile;

@@ -6,7 +6,7 @@
 //! pieces of [`ROWS`] rows, which stay in the core's cache while all of the task's tiles use them. [`Instructions`] has what computes a
 //! tile.
 
-use super::row::{DecodedRow, read_row};
+use super::portable;
 use super::tile::{Activations, ROWS};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Panel, WeightBytes, avx2, avx512};
@@ -16,7 +16,6 @@ use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::simd::{Avx2, Avx512};
 use crate::{Result, TensorMut};
-use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -24,8 +23,6 @@ use std::ops::Range;
 const TASKS: usize = 4;
 /// The most columns of a task: more would push x out of the cache, fewer read it more often.
 const COLUMNS: usize = 64;
-/// Columns of a tile without vector instructions.
-const PORTABLE_TILE: usize = 8;
 /// Multiply-adds below which parallel tasks cost more than they save.
 const PARALLEL: usize = 1 << 18;
 
@@ -93,7 +90,7 @@ enum Rows<'a> {
     Avx512(Avx512, Vec<Panel>),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2, avx2::PreparedRows<'a>),
-    Portable(Activations<'a>),
+    Portable(portable::Rows),
 }
 
 impl<'a> Rows<'a> {
@@ -108,7 +105,7 @@ impl<'a> Rows<'a> {
             Instructions::Avx512(avx512) => Self::Avx512(avx512, avx512::prepared(x)),
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2(avx2) => Self::Avx2(avx2, avx2::PreparedRows::new(x, format)),
-            _ => Self::Portable(x),
+            _ => Self::Portable(portable::Rows::new(x)),
         }
     }
 
@@ -119,7 +116,7 @@ impl<'a> Rows<'a> {
             Self::Avx512(..) => avx512::TILE,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(..) => avx2::TILE,
-            Self::Portable(_) => PORTABLE_TILE,
+            Self::Portable(_) => portable::TILE,
         }
     }
 
@@ -130,7 +127,7 @@ impl<'a> Rows<'a> {
             Self::Avx512(avx512, x) => avx512::tiles(*avx512, y, x, &w.bytes, first),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(avx2, x) => avx2::tiles(*avx2, y, x, &w.bytes, first),
-            Self::Portable(x) => portable(y, *x, w.tensor, first)?,
+            Self::Portable(x) => portable::columns(y, x, w.tensor, first)?,
         }
         Ok(())
     }
@@ -235,44 +232,12 @@ fn by_columns(y: &mut [f32], n: usize, columns: usize) -> Vec<Vec<&mut [f32]>> {
     parts
 }
 
-/// Columns of y from number `first` on, without vector instructions.
-fn portable(y: &mut [&mut [f32]], x: Activations, w: &QuantTensor, first: usize) -> Result<()> {
-    for column in 0..y.first().map_or(0, |y| y.len()) {
-        let w = read_row(w, first + column)?;
-        for (row, y) in y.iter_mut().enumerate() {
-            let (quants, scales) = x.row(row);
-            y[column] = dot(quants, scales, &w);
-        }
-    }
-    Ok(())
-}
-
-/// The dot product of a row of x and a row of w: integer sums within blocks, f32 over blocks.
-fn dot(x: &[i8], scales: &[u32], w: &DecodedRow) -> f32 {
-    let (blocks, halves) = (x.chunks_exact(BLOCK).zip(scales.chunks_exact(2)), w.halves);
-    blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, steps))| {
-        let of = |x: &[i8], sum: i32, w: &[i8], (step, min): (f32, f32)| {
-            let product: i32 = x.iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum();
-            product as f32 * step - sum as f32 * min
-        };
-        let sum = scale[1] as i32;
-        let product = match halves {
-            false => of(x, sum, w, steps[0]),
-            true => {
-                let ((x1, x2), (w1, w2)) = (x.split_at(BLOCK / 2), w.split_at(BLOCK / 2));
-                let first = x1.iter().map(|&x| i32::from(x)).sum();
-                of(x1, first, w1, steps[0]) + of(x2, sum - first, w2, steps[1])
-            }
-        };
-        acc + f32::from_bits(scale[0]) * product
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::quant::{FORMATS, name};
     use crate::{DType, Device, Tensor, ops};
+    use kernels_gpu::quant::blocks::BLOCK;
     use std::sync::Mutex;
 
     /// x·wᵀ in f64 of the stored values.

@@ -37,9 +37,32 @@ impl<'a> Activations<'a> {
         self.quants.len() / self.k
     }
 
+    /// The factors of a row's blocks.
+    pub fn factors(&self, row: usize) -> Vec<Factors> {
+        let (quants, scales) = self.row(row);
+        let blocks = quants.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
+        blocks.map(|(quants, scales)| Factors::new(quants, scales)).collect()
+    }
+
     /// The quants of a row, and the scales and sums of its blocks.
     pub fn row(&self, row: usize) -> (&'a [i8], &'a [u32]) {
         let blocks = self.k / BLOCK * 2;
         (&self.quants[row * self.k..][..self.k], &self.scales[row * blocks..][..blocks])
+    }
+}
+
+/// The factors of one block of a row of x.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Factors {
+    pub scale: f32,
+    /// The sum of the quants of each half.
+    pub sums: [i32; 2],
+}
+
+impl Factors {
+    /// From a block's quants, its scale's bits and the sum of its quants.
+    pub fn new(quants: &[i8], scales: &[u32]) -> Self {
+        let first_half = quants[..BLOCK / 2].iter().map(|&x| i32::from(x)).sum();
+        Self { scale: f32::from_bits(scales[0]), sums: [first_half, scales[1] as i32 - first_half] }
     }
 }

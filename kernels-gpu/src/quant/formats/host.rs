@@ -3,9 +3,12 @@
 //! Words are little-endian; a compile-time check rejects big-endian hosts.
 
 use super::super::blocks::{BLOCK, BLOCKS_PER_SUPER, Half, SUPER_BLOCK};
-use super::super::weights::{Matrix, Weights};
+use super::super::weights::{Matrix, Weights, chunk, upper};
 use super::format::Format;
 use crate::float16::Float16;
+
+/// Values of a run: half a block, whose quants are the low or the high halves of a chunk.
+const RUN: usize = BLOCK / 2;
 
 const _: () = assert!(cfg!(target_endian = "little"));
 
@@ -211,18 +214,36 @@ fn decode_row<F: Host>(quants: &[u32], scales: &[u8], values: &mut [i8], steps: 
     let [of_quants, of_scales] = parts::<F>(k);
     assert!(k.is_multiple_of(F::BLOCK) && quants.len() * 4 >= of_quants && scales.len() >= of_scales);
     let row = Matrix { quants: quants.as_ptr().cast(), scales: scales.as_ptr(), k: k as u32 };
-    for (b, (values, step)) in values.chunks_exact_mut(BLOCK).zip(steps).enumerate() {
+    for (b, step) in steps.iter_mut().enumerate().take(k / BLOCK) {
         // SAFETY: the row has k values, as was just asserted, and so this block.
         let (packed, scale) = unsafe { (F::packed(row, 0, b as u32), F::row_scale(row, 0)) };
-        *step = [false, true].map(|second| F::of_half(packed, b as u32, second));
-        step.iter_mut().for_each(|(step, _)| *step *= scale);
-        for (g, values) in values.chunks_exact_mut(4).enumerate() {
-            // SAFETY: as above. The words are aligned by their type.
-            let four = unsafe { F::four(row, 0, (b * BLOCK / 4 + g) as u32) };
-            values.copy_from_slice(
-                &four.to_le_bytes().map(|quant| (quant as i8).wrapping_sub(F::OFFSET as i8)),
-            );
+        let of_half = |second| {
+            let (step, minimum) = F::of_half(packed, b as u32, second);
+            (step * scale, minimum)
+        };
+        let first = of_half(false);
+        *step = [first, if F::HALVES { of_half(true) } else { first }];
+    }
+    let mut put = |run: usize, words: [u32; 4]| {
+        let bytes = words.map(u32::to_le_bytes);
+        let values = &mut values[run * RUN..][..RUN];
+        values.iter_mut().zip(bytes.as_flattened()).for_each(|(value, byte)| *value = *byte as i8);
+    };
+    for c in 0..k as u32 / F::CHUNK {
+        // SAFETY: the row has k values, and so this chunk. Loads of several words need no alignment on the host.
+        let (quants, upper) = unsafe { (chunk::<F>(row, 0, c), upper::<F>(row, 0, c)) };
+        if F::BITS == 8 {
+            put(c as usize, quants);
+        } else {
+            let [low, high] = F::widen(quants, upper);
+            let (high_after, c) = (F::HIGH as usize, c as usize);
+            let run = c / high_after * 2 * high_after + c % high_after;
+            put(run, low);
+            put(run + high_after, high);
         }
+    }
+    if F::OFFSET != 0 {
+        values.iter_mut().for_each(|value| *value = value.wrapping_sub(F::OFFSET as i8));
     }
 }
 

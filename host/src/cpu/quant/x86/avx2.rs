@@ -11,8 +11,8 @@
 //!
 //! How blocks are unpacked is in the formats' files ([`Avx2`]).
 
-use super::{Factors, Panel, WORDS, WeightBytes, group_bytes, panels, store};
-use crate::cpu::quant::tile::{Activations, ROWS};
+use super::{Panel, WORDS, WeightBytes, group_bytes, panels, store};
+use crate::cpu::quant::tile::{Activations, Factors, ROWS};
 use crate::quant::Format;
 use crate::simd;
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
@@ -60,9 +60,7 @@ impl<'a> PreparedRows<'a> {
         if x.rows() > 1 {
             return Self::Panels(panels(x, is_signed(format)));
         }
-        let (quants, scales) = x.row(0);
-        let blocks = quants.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
-        Self::One(quants, blocks.map(|(quants, scales)| Factors::new(quants, scales)).collect())
+        Self::One(x.row(0).0, x.factors(0))
     }
 }
 

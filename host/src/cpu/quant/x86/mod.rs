@@ -18,7 +18,7 @@
 pub(super) mod avx2;
 pub(super) mod avx512;
 
-use super::tile::{Activations, ROWS};
+use super::tile::{Activations, Factors, ROWS};
 use crate::parallel::InTasks;
 use crate::quant::{Format, QuantTensor, bits, bytes};
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
@@ -135,22 +135,6 @@ pub(super) struct Panel {
     words: Vec<u32>,
     /// [blocks, rows]
     factors: Vec<Factors>,
-}
-
-/// The factors of one block of a row of x.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Factors {
-    scale: f32,
-    /// The sum of the quants of each half.
-    sums: [i32; 2],
-}
-
-impl Factors {
-    /// From a block's quants, its scale's bits and the sum of its quants.
-    fn new(quants: &[i8], scales: &[u32]) -> Self {
-        let first_half = quants[..BLOCK / 2].iter().map(|&x| i32::from(x)).sum();
-        Self { scale: f32::from_bits(scales[0]), sums: [first_half, scales[1] as i32 - first_half] }
-    }
 }
 
 /// The rows of x in panels, as bytes or in 16 bits.
