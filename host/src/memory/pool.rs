@@ -573,6 +573,7 @@ impl<T: Timeline> State<T> {
         for owner in self.slabs.owners() {
             let ordered = self.order.last(owner).map_or(Ok(true), |last| self.order.edges(&[last], home))?;
             if ordered {
+                self.order.now(home); // the waits are in this epoch, even if `home` never uses a slot
                 self.slabs.move_all(owner, Some(home));
             }
         }

@@ -2,7 +2,7 @@
 
 use super::adaptor::{parse, replay};
 use super::simulated::{Call, Simulated, SimulatedStream};
-use super::{MemoryPool, Statistics, Upstream};
+use super::{MemoryPool, Statistics, Upstream, slab};
 use crate::mutation::{Wait, without};
 use crate::{Error, Result};
 use std::sync::Mutex;
@@ -285,6 +285,29 @@ fn slots_of_a_stream_that_is_gone_go_to_others() {
     device.finish();
     assert_eq!(pool.allocate(256, &device.stream()), Ok(slot));
     pool.audit().unwrap();
+}
+
+/// A stream that was given another's slabs, and never used them, passes on what they wait for.
+#[test]
+fn slabs_that_move_twice_wait_for_their_first_stream() {
+    let World { device, pool, a, b } = World::new(SEGMENT);
+    let c = device.stream();
+    let slots = [256, 256].map(|bytes| pool.allocate(bytes, &a).unwrap()); // one of them keeps the slab
+    device.write(a, slots[0], 256, 1);
+    device.check(a, slots[0], 256, 1);
+    let rest = pool.allocate(SEGMENT - slab::SLAB, &a).unwrap();
+    free(&pool, slots[0], 256).unwrap();
+    assert!(matches!(pool.allocate(BLOCK, &b), Err(Error::OutOfMemory { .. }))); // the slab is now b's
+    assert_eq!(pool.allocate(256, &c), Ok(slots[0]));
+    device.write(c, slots[0], 256, 2);
+    device.run_stream(c);
+    device.run_stream(a);
+    device.check(c, slots[0], 256, 2);
+    free(&pool, slots[0], 256).unwrap();
+    free(&pool, slots[1], 256).unwrap();
+    free(&pool, rest, SEGMENT - slab::SLAB).unwrap();
+    device.finish();
+    assert_eq!(device.violations(), [""; 0]);
 }
 
 /// Memory from upstream must be aligned, have an address, and not overlap memory that is live.
