@@ -1,5 +1,6 @@
 //! `pascaline report`, in reduced time on the virtual GPU.
 
+use crate::common::extent;
 use crate::common::program::{pascaline, run, stderr, stdout};
 use serde_json::Value;
 use std::path::Path;
@@ -32,7 +33,7 @@ fn count(value: &Value, path: &str) -> usize {
 #[test]
 fn a_report_has_every_part_and_says_nothing_of_its_place() {
     let folder = tempfile::tempdir().expect("a folder");
-    let output = report(folder.path(), &["--minutes", "1"]);
+    let output = report(folder.path(), &["--minutes", if extent::all() { "1" } else { "0.5" }]);
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
     assert_eq!(names(folder.path()), ["pascaline-report.json", "pascaline-report.md"], "nothing else stays");
 

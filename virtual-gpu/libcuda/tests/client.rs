@@ -4,7 +4,6 @@
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
-use std::process::Command;
 use std::ptr::{null, null_mut};
 
 use libloading::Library;
@@ -40,12 +39,8 @@ ret;
 }
 ";
 
-/// The library, built: cargo builds none for the tests of a package that no test links to.
+/// The library, which cargo has built with this test.
 fn library() -> PathBuf {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--lib"]);
-    assert!(build.status().expect("cargo starts").success());
     let test = std::env::current_exe().expect("this test's path");
     test.with_file_name("libpascaline_virtual_driver.so")
 }
