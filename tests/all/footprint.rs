@@ -154,7 +154,7 @@ fn plans_are_what_is_allocated() {
         (&gguf("model-IQ4_XS.gguf"), LoadOptions { gpu_layers: Some(1), ..usual }, &picture),
     ];
     for &(path, options, picture) in
-        common::first_of(5, &loads, "ways to load a model whose plan is compared")
+        common::extent::first_of(5, &loads, "ways to load a model whose plan is compared")
     {
         let (measured, work) = measured(path, &device, options, picture);
         let planned = planned(path, &options, &work, &gpu);

@@ -17,7 +17,7 @@ const MODELS: [&str; 5] =
 
 /// Those that are computed on a GPU, which takes long on the virtual one.
 fn on_a_gpu() -> &'static [&'static str] {
-    common::first_of(2, &MODELS, "quantised models on a GPU beside the CPU")
+    common::extent::first_of(2, &MODELS, "quantised models on a GPU beside the CPU")
 }
 
 fn load(file: &str, device: &Device, options: LoadOptions) -> Qwen3Vl {

@@ -124,7 +124,7 @@ fn fused_rows_are_those_of_separate_passes() -> Result<()> {
         let (cols, k) = (4001, 96);
         let x = ops::quantize_rows(&Tensor::randn([m, k], DType::F32, 4, &device)?)?;
         let w = Tensor::randn([2 * cols, k], DType::F32, 5, &device)?;
-        for &format in common::first_of(2, &FORMATS, "formats of gated products") {
+        for &format in common::extent::first_of(2, &FORMATS, "formats of gated products") {
             let w = ops::quantize(&w, format)?;
             let mut product = Tensor::uninitialized([m, 2 * cols], DType::F32, &device)?;
             ops::quant_matmul_rows_into(product.view_mut()?, &x, &w, &Epilogue::default())?;

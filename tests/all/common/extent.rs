@@ -18,3 +18,13 @@ pub fn all() -> bool {
 pub fn left_out(what: &str) {
     let _ = writeln!(io::stderr(), "LEFT OUT: {what} (PASCALINE_TESTS=all runs it)");
 }
+
+/// The first `count` of a list; all of it if everything is to be tested.
+#[allow(dead_code)] // not all packages' tests have such a list
+pub fn first_of<'a, T>(count: usize, list: &'a [T], what: &str) -> &'a [T] {
+    if all() || list.len() <= count {
+        return list;
+    }
+    left_out(&format!("{} of {} {what}", list.len() - count, list.len()));
+    &list[..count]
+}

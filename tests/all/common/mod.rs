@@ -43,12 +43,3 @@ fn choose() -> Device {
 pub fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
-
-/// The first `count` of a list; all of it if everything is to be tested.
-pub fn first_of<'a, T>(count: usize, list: &'a [T], what: &str) -> &'a [T] {
-    if extent::all() || list.len() <= count {
-        return list;
-    }
-    extent::left_out(&format!("{} of {} {what}", list.len() - count, list.len()));
-    &list[..count]
-}
