@@ -11,7 +11,7 @@ use super::image_tokens::{ImageTokens, image_tokens, shrunk};
 use super::output::Output;
 use super::sizes::bytes;
 use super::speed;
-use super::types::{cache_formats, weight_types};
+use super::types::{VisionScoresArg, cache_formats, weight_types};
 use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
 use pascaline::nn::AllReduce;
@@ -100,6 +100,10 @@ pub(super) struct LoadArgs {
     /// products.
     #[arg(long, value_name = "TYPE", value_parser = weight_types(), ignore_case = true)]
     pub vision_dtype: Option<Matrices>,
+
+    /// How the vision tower multiplies queries and keys. In 8-bit integers large pictures take less time, and the results differ.
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    pub vision_scores: VisionScoresArg,
 
     /// The fewest and the most tokens of a picture, MIN,MAX, or the most alone. Pictures are resized to it as the checkpoint's
     /// preprocessing resizes to its own limits. If not given, the most is 1280, or more on a device that has room and speed for it.
@@ -337,7 +341,8 @@ impl ModelArgs {
         let usual = opened.checkpoint.usual_options(device);
         let tokens_per_pass =
             self.load.tokens_per_pass.map_or(usual.tokens_per_pass, |tokens| tokens as usize);
-        LoadOptions { tokens_per_pass, sparse_prefill: self.load.sparse_prefill.0, ..usual }
+        let (sparse_prefill, vision_scores) = (self.load.sparse_prefill.0, self.load.vision_scores.scores());
+        LoadOptions { tokens_per_pass, sparse_prefill, vision_scores, ..usual }
     }
 
     /// The options that were given; `None` for the others.

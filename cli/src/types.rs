@@ -4,7 +4,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use pascaline::DType;
 use pascaline::kv::KvFormat;
 use pascaline::quant::{self, FORMATS};
-use qwen3_vl::Matrices;
+use qwen3_vl::{Matrices, VisionScores};
 
 /// `--cache`
 pub(super) fn cache_formats() -> impl TypedValueParser<Value = KvFormat> {
@@ -42,4 +42,21 @@ pub(super) fn weight_types() -> impl TypedValueParser<Value = Matrices> {
         let found = types.iter().find(|(name, ..)| name.eq_ignore_ascii_case(&given));
         found.map(|(_, _, matrices)| *matrices).ok_or("it must be one of the types")
     })
+}
+
+/// `--vision-scores`
+#[derive(Clone, Copy, Debug, Default, PartialEq, clap::ValueEnum)]
+pub(super) enum VisionScoresArg {
+    #[default]
+    F32,
+    Int8,
+}
+
+impl VisionScoresArg {
+    pub(super) fn scores(self) -> VisionScores {
+        match self {
+            Self::F32 => VisionScores::F32,
+            Self::Int8 => VisionScores::Int8,
+        }
+    }
 }

@@ -7,7 +7,7 @@ use super::experts::Place;
 use super::failure::Failure;
 use super::screen::Style;
 use super::table::{self, Column, Table};
-use super::types::{StorageType, cache_formats, weight_types};
+use super::types::{StorageType, VisionScoresArg, cache_formats, weight_types};
 use super::validate_model::{self, Types};
 use super::validate_train;
 use pascaline::cuda::{is_lost, trace};
@@ -33,7 +33,7 @@ pub(super) struct Args {
 
     /// With --model, check training instead: the gradients, and the losses of AdamW steps and of adapters, against the
     /// cases_train.json in this folder.
-    #[arg(long, value_name = "DIR", requires = "model", conflicts_with_all = ["mmproj", "dtype", "vision_dtype", "cache", "experts"])]
+    #[arg(long, value_name = "DIR", requires = "model", conflicts_with_all = ["mmproj", "dtype", "vision_dtype", "vision_scores", "cache", "experts"])]
     train: Option<PathBuf>,
 
     /// With --model, the vision file of a GGUF model; if not given, the one in the same folder that fits.
@@ -47,6 +47,10 @@ pub(super) struct Args {
     /// With --model, the type of the vision tower's matrices, if different; the column `embeddings` shows its error.
     #[arg(long, value_name = "TYPE", requires = "model", value_parser = weight_types(), ignore_case = true)]
     vision_dtype: Option<Matrices>,
+
+    /// With --model, how the vision tower multiplies queries and keys; the column `embeddings` shows the error.
+    #[arg(long, value_name = "TYPE", requires = "model", default_value = "f32")]
+    vision_scores: VisionScoresArg,
 
     /// With --model, the type of keys and values in the cache; f32 if not given.
     #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats(), ignore_case = true)]
@@ -102,6 +106,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let types = Types {
             matrices: args.dtype.map_or(DType::F32, StorageType::dtype),
             vision: args.vision_dtype,
+            scores: args.vision_scores.scores(),
             cache: args.cache,
             experts: args.experts,
         };

@@ -14,7 +14,7 @@ use pascaline::DType;
 use pascaline::kv::KvFormat;
 use qwen3_vl::placement::in_ratio;
 use qwen3_vl::validate::{Limits, RunReport, check_run};
-use qwen3_vl::{Checkpoint, LanguageModel, LoadOptions, Matrices, SplitMode, cases};
+use qwen3_vl::{Checkpoint, LanguageModel, LoadOptions, Matrices, SplitMode, VisionScores, cases};
 use serde::Serialize;
 use std::path::Path;
 
@@ -43,6 +43,8 @@ pub(super) struct Types {
     pub matrices: DType,
     /// The vision tower's type, if different.
     pub vision: Option<Matrices>,
+    /// How the vision tower multiplies queries and keys.
+    pub scores: VisionScores,
     /// The type of keys and values; `None`: the default.
     pub cache: Option<KvFormat>,
     /// Where experts are; `None`: on the GPU.
@@ -83,10 +85,11 @@ pub(super) fn run(
     let environment = Environment::new(device);
     screen.text(&environment.line(), Style::Heading)?;
     let usual = LoadOptions::for_device(device);
-    let Types { matrices: dtype, vision: vision_matrices, cache, experts } = types;
+    let Types { matrices: dtype, vision: vision_matrices, scores: vision_scores, cache, experts } = types;
     let experts = experts.map_or(usual.experts, |place| place.placement(8));
     let cache = cache.unwrap_or(usual.cache);
-    let options = LoadOptions { dtype, keep_quantized: false, cache, vision_matrices, experts, ..usual };
+    let options =
+        LoadOptions { dtype, keep_quantized: false, cache, vision_matrices, vision_scores, experts, ..usual };
     let checkpoint = Checkpoint::open(path, mmproj)?;
     let model = match &devices {
         None => LanguageModel::load_checkpoint(&checkpoint, device, options, |_| {})?,
@@ -104,7 +107,8 @@ pub(super) fn run(
         }
     };
     let of_its_own = vision_matrices.is_some_and(|vision| vision != Matrices::Float(dtype));
-    let rounded = dtype != DType::F32 || options.cache != KvFormat::F32 || of_its_own;
+    let is_int8 = vision_scores == VisionScores::Int8;
+    let rounded = dtype != DType::F32 || options.cache != KvFormat::F32 || of_its_own || is_int8;
     let limits = if dtype == DType::F16 {
         Limits::F16
     } else if device.is_cuda() {
@@ -115,6 +119,7 @@ pub(super) fn run(
     let limits = limits.with_cache(options.cache, model.config().text.num_hidden_layers);
     let limits =
         vision_matrices.map_or(limits, |vision| limits.with_vision(vision, model.config().vision_depth()));
+    let limits = if is_int8 { limits.with_int8_scores(model.config().vision_depth()) } else { limits };
     let config = model.config();
     let capacity = Capacity {
         text_layers: config.text.num_hidden_layers,

@@ -52,6 +52,8 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     attention::chosen::sums::KERNELS,
     attention::decode::of_f16::KERNELS,
     attention::decode::of_f32::KERNELS,
+    attention::int8::prefill::KERNELS,
+    attention::int8::round::KERNELS,
     attention::paged::decode::KERNELS,
     attention::paged::prefill::KERNELS,
     attention::prefill::MERGE,

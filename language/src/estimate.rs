@@ -9,7 +9,7 @@ use super::fit::Choice;
 use super::footprint::Footprint;
 use super::options::{ExpertPlacement, Storage};
 use super::published::matrix;
-use super::seam::{Config, ExpertPart, VISION, VisionPlace};
+use super::seam::{Config, ExpertPart, VISION, VisionPlace, VisionScores};
 use super::workload::Workload;
 use pascaline::nn::ExpertStream;
 use pascaline::{DType, Result};
@@ -110,8 +110,10 @@ pub fn estimate(
     let layers = text.num_hidden_layers;
     let width = text.num_attention_heads * text.head_dim;
     prompt += attention((work.prompt as f64).powi(2) / 2.0, width, layers);
-    picture += vision
-        .map_or(0.0, |vision| attention((work.patches as f64).powi(2), vision.hidden_size, vision.depth));
+    let scores = if choice.options.vision_scores == VisionScores::Int8 { 0.25 } else { 1.0 }; // dp4a: four multiply-adds each
+    picture += vision.map_or(0.0, |vision| {
+        (scores + 1.0) / 2.0 * attention((work.patches as f64).powi(2), vision.hidden_size, vision.depth)
+    });
     if choice.options.vision == VisionPlace::Streamed && work.patches > 0 {
         picture = picture.max(tower / peaks.host);
     }

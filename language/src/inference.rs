@@ -4,7 +4,7 @@ use super::adapter::Adapter;
 use super::cut::Cut;
 use super::forward::{Load, Modules, Part, Run};
 use super::layers::Layers;
-use super::seam::{Progress, Tensors};
+use super::seam::{Progress, Tensors, VisionScores};
 use super::spec::{
     BlockSpec, ExpertsSpec, FeedForwardSpec, LinearSpec, MlpSpec, NormKind, NormSpec, TableSpec,
 };
@@ -133,6 +133,8 @@ pub struct Loader<'a> {
     pub device: &'a Device,
     /// Where the weights of blocks, norms and MLPs stay, if that is elsewhere: in host memory.
     pub passing: Option<&'a Device>,
+    /// How blocks multiply queries and keys.
+    pub scores: VisionScores,
     /// Called after each block.
     pub done: &'a mut dyn FnMut(Progress),
 }
@@ -153,7 +155,10 @@ impl Load<Inference> for Loader<'_> {
     }
 
     fn push(&mut self, blocks: &mut Layers, spec: BlockSpec) -> Result<()> {
-        let block = block(self.tensors, &spec, (0, 1))?;
+        let mut block = block(self.tensors, &spec, (0, 1))?;
+        if self.scores == VisionScores::Int8 {
+            block.attention = block.attention.with_int8_scores();
+        }
         match self.device {
             Device::Cuda(device) if self.passing.is_some() => blocks.push_streamed(&block, device)?,
             _ => blocks.push(block),

@@ -79,4 +79,4 @@ pub use placement::{Placement, SplitMode};
 pub use processor::{Processor, Prompt};
 pub use sampling::Sampling;
 pub use seam::Config;
-pub use seam::VisionPlace;
+pub use seam::{VisionPlace, VisionScores};

@@ -244,7 +244,7 @@ fn tower(
     if let Some(matrices) = options.vision_matrices {
         weights.store_as(matrices);
     }
-    let load = |vision: &dyn Vision| vision.tower(weights, place, passing, done);
+    let load = |vision: &dyn Vision| vision.tower(weights, place, passing, options.vision_scores, done);
     let tower = config.vision.as_deref().map(load).transpose()?.map(Arc::from);
     if passing.is_some() {
         trim(placement)?;

@@ -1,6 +1,6 @@
 //! How a model is loaded and stored, and how a batch of requests uses it.
 
-use super::seam::VisionPlace;
+use super::seam::{VisionPlace, VisionScores};
 use super::softmax_share::SoftmaxShare;
 use pascaline::kv::KvFormat;
 use pascaline::ops::PAGE;
@@ -37,6 +37,8 @@ pub struct LoadOptions {
     pub vision: VisionPlace,
     /// The type of the vision tower's matrices, if not that of the others.
     pub vision_matrices: Option<Matrices>,
+    /// How the vision tower multiplies queries and keys.
+    pub vision_scores: VisionScores,
     /// The share of each softmax that prompts of at least [`LEAST_KEYS`](super::sparse::LEAST_KEYS) tokens read; `None`: all keys. Less
     /// time, and results that differ.
     pub sparse_prefill: Option<SoftmaxShare>,
@@ -84,6 +86,7 @@ impl LoadOptions {
             cached_experts: 0,
             vision: VisionPlace::Resident,
             vision_matrices: None,
+            vision_scores: VisionScores::F32,
             sparse_prefill: None,
             tokens_per_pass: 1024,
         }

@@ -294,6 +294,16 @@ pub enum VisionPlace {
     Cpu,
 }
 
+/// How the vision tower multiplies queries and keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VisionScores {
+    /// In f32.
+    #[default]
+    F32,
+    /// In 8-bit integers ([`pascaline::ops::int8_attention`]): less time for large pictures, and results that differ.
+    Int8,
+}
+
 /// The configuration of the part of a model that sees pictures and videos.
 pub trait Vision: Any + Debug + Send + Sync {
     /// Its sizes.
@@ -327,6 +337,7 @@ pub trait Vision: Any + Debug + Send + Sync {
         tensors: &mut dyn Tensors,
         device: &Device,
         passing: Option<&Device>,
+        scores: VisionScores,
         done: &mut dyn FnMut(Progress),
     ) -> Result<Box<dyn Tower>>;
 }

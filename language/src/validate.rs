@@ -91,6 +91,12 @@ impl Limits {
         };
         Self { stage: self.stage + 2.0 * lost * (4.0 * depth as f64).sqrt(), ..self }
     }
+
+    /// Adds the tolerance for 8-bit queries and keys in a vision tower of `depth` blocks: the error of
+    /// [`int8_attention`](pascaline::ops::int8_attention) for normal queries and keys. The rest is as in [`with_cache`](Self::with_cache).
+    pub fn with_int8_scores(self, depth: usize) -> Self {
+        Self { stage: self.stage + 2.0 * 1.8e-2 * (depth as f64).sqrt(), ..self }
+    }
 }
 
 impl RunReport {

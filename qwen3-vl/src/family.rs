@@ -10,7 +10,7 @@ use super::vision::VisionTower;
 use language::gguf::{Field, Gguf};
 use language::json::{Fields, bad};
 use language::media::VisionSizes;
-use language::seam::{self, Model, Progress, Tensors, Tower, Vision, VisionFiles};
+use language::seam::{self, Model, Progress, Tensors, Tower, Vision, VisionFiles, VisionScores};
 use pascaline::{Device, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -166,8 +166,9 @@ impl Vision for Seeing {
         tensors: &mut dyn Tensors,
         device: &Device,
         passing: Option<&Device>,
+        scores: VisionScores,
         done: &mut dyn FnMut(Progress),
     ) -> Result<Box<dyn Tower>> {
-        Ok(Box::new(VisionTower::load(tensors, &self.tower, device, passing, done)?))
+        Ok(Box::new(VisionTower::load(tensors, &self.tower, device, passing, scores, done)?))
     }
 }

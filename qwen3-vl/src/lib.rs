@@ -22,10 +22,10 @@ pub mod vision;
 pub use language::hub;
 pub use language::{
     ControlTokens, ExpertPlacement, LanguageModel, LoadOptions, Matrices, Options, Output, Phase, Placement,
-    Processor, Progress, Prompt, Sampling, Session, SplitMode, Statistics, StopReason, VisionPlace, Visual,
-    adapter, batch, cases, checkpoint, embed, estimate, files, fit, footprint, forward, generate, json,
-    media, model, options, placement, reasoning, rows, safetensors, sampling, seam, sparse, spec, split,
-    stream, text, tokenizer, validate, video, weights,
+    Processor, Progress, Prompt, Sampling, Session, SplitMode, Statistics, StopReason, VisionPlace,
+    VisionScores, Visual, adapter, batch, cases, checkpoint, embed, estimate, files, fit, footprint, forward,
+    generate, json, media, model, options, placement, reasoning, rows, safetensors, sampling, seam, sparse,
+    spec, split, stream, text, tokenizer, validate, video, weights,
 };
 pub use load::{Checkpoint, Qwen3Vl, processor};
 pub use pictures::{Pictures, Spellings, pictures};

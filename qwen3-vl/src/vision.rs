@@ -8,7 +8,7 @@ use language::forward::{Load, Modules, Run};
 use language::inference::{Inference, Loader, Pass};
 use language::media::{Patches, VisionOutput, VisionProgress};
 use language::rope::RopeTables;
-use language::seam::{Progress, Tensors, Tower};
+use language::seam::{Progress, Tensors, Tower, VisionScores};
 use language::spec::TableSpec;
 use pascaline::ops;
 use pascaline::{DType, Device, Error, Result, Tensor};
@@ -164,9 +164,10 @@ impl VisionTower {
         config: &VisionConfig,
         device: &Device,
         passing: Option<&Device>,
+        scores: VisionScores,
         done: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
-        let modules = VisionModules::load(&mut Loader { tensors, device, passing, done }, config)?;
+        let modules = VisionModules::load(&mut Loader { tensors, device, passing, scores, done }, config)?;
         done(tensors.progress());
         Ok(Self { modules, device: device.clone() })
     }

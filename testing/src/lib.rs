@@ -21,6 +21,7 @@ mod embedding;
 mod experts;
 mod float16;
 mod held;
+mod int8_attention;
 pub(crate) mod kv;
 mod layer_norm;
 mod linear;
@@ -52,6 +53,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         attention_cached::cases,
         paged_attention::cases,
         chosen_attention::cases,
+        int8_attention::cases,
         sparse_attention::cases,
         matmul::cases,
         linear::cases,

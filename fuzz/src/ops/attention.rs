@@ -15,6 +15,7 @@ pub(super) const OPS: &[Op] = &[
     ("paged_attention", |call| paged(call, false)),
     ("paged_attention_each", |call| paged(call, true)),
     ("attention_over_tiles", over_tiles),
+    ("int8_attention", int8_attention),
     ("rope_append", rope_append),
     ("block_mean", block_mean),
 ];
@@ -43,6 +44,14 @@ fn attention(call: &mut Call) -> Result<()> {
     let (q, k, v) = (call.input(&of_q, dtype)?, call.input(&of_kv, kv)?, call.input(&of_kv, kv)?);
     let mut out = call.output(&of_q, dtype, near(dtype, 2e-5, 1e-6))?;
     into!(call, out => ops::attention_into(out.view()?, &q, &k, &v, &options))
+}
+
+fn int8_attention(call: &mut Call) -> Result<()> {
+    let ([of_q, of_kv], options) = (dims(call), options(call));
+    let (q, k, v) =
+        (call.input(&of_q, DType::F32)?, call.input(&of_kv, DType::F32)?, call.input(&of_kv, DType::F32)?);
+    let mut out = call.output(&of_q, DType::F32, near(DType::F32, 2e-5, 1e-6))?;
+    into!(call, out => ops::int8_attention_into(out.view()?, &q, &k, &v, &options))
 }
 
 fn attention_backward(call: &mut Call) -> Result<()> {

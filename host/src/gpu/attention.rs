@@ -61,7 +61,7 @@ const MAX_PARTS_LOG2: u32 = 3;
 
 /// The parts that the keys are in, as a power of two, for a prefill grid of `blocks` blocks for each part: as many as it takes
 /// to occupy seven in eight of the device's places for blocks, of two tiles of keys at least.
-fn parts_log2(blocks: u32, kv_len: u32, places: u32) -> u32 {
+pub(super) fn parts_log2(blocks: u32, kv_len: u32, places: u32) -> u32 {
     let tiles = kv_len.div_ceil(KEYS_PER_TILE);
     (0..MAX_PARTS_LOG2)
         .find(|log| 8 * (blocks << log) >= 7 * places || tiles >> log < 4)
@@ -85,14 +85,14 @@ pub fn prefill_partial_bytes(
 }
 
 /// Bytes of the partial results of `blocks` blocks for each part; a single part has none.
-fn partial_bytes(blocks: u32, parts_log2: u32, head_dim: usize) -> usize {
+pub(super) fn partial_bytes(blocks: u32, parts_log2: u32, head_dim: usize) -> usize {
     let row = partial_elements(padded(head_dim)) as usize * size_of::<f32>();
     let records = if parts_log2 == 0 { 0 } else { (blocks << parts_log2) as usize };
     records * QUERIES_PER_BLOCK as usize * row
 }
 
 /// The kernels' head_dim.
-fn padded(head_dim: usize) -> u32 {
+pub(super) fn padded(head_dim: usize) -> u32 {
     [64, 128][by_width(head_dim)]
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod experts;
 pub(crate) mod float16;
+pub(crate) mod int8_attention;
 pub(crate) mod layer_norm;
 pub(crate) mod lora;
 pub(crate) mod matmul;

@@ -79,6 +79,7 @@ pub struct Attention {
     num_kv_heads: usize,
     head_dim: usize,
     options: ops::Attention,
+    is_int8: bool,
 }
 
 impl Attention {
@@ -113,7 +114,12 @@ impl Attention {
             return Err(Error::Unsupported { op: "Attention", argument: "eps", value, reason });
         }
         let options = ops::Attention { scale: None, causal };
-        Ok(Self { qkv, norms, out, num_heads, num_kv_heads, head_dim, options })
+        Ok(Self { qkv, norms, out, num_heads, num_kv_heads, head_dim, options, is_int8: false })
+    }
+
+    /// With queries and keys multiplied in 8-bit integers ([`ops::int8_attention`]), in passes without a cache.
+    pub fn with_int8_scores(self) -> Self {
+        Self { is_int8: true, ..self }
     }
 
     /// `x`: [rows, hidden] f32 → [rows, hidden]. With a cache, the rows' keys and values are appended to it, and the rows
@@ -150,13 +156,14 @@ impl Attention {
         let device = x.device();
         match cache {
             Some(cache) => {
-                let attended = self.attend(x, norm, rope, cache, &device)?;
+                let attended = self.attend(x, norm, rope, cache, false, &device)?;
                 self.out.forward_fused(&attended, None, Epilogue { residual, ..Epilogue::default() })
             }
             None => {
                 let (heads, d) = (self.num_kv_heads, self.head_dim);
                 let mut own = LayerCache::with_room(rows, heads, d, KvFormat::F32, &device)?;
-                self.forward_fused(x, norm, residual, rope, Some(Cache::from(&mut own)))
+                let attended = self.attend(x, norm, rope, Cache::from(&mut own), self.is_int8, &device)?;
+                self.out.forward_fused(&attended, None, Epilogue { residual, ..Epilogue::default() })
             }
         }
     }
@@ -168,6 +175,7 @@ impl Attention {
         norm: Option<&RmsNorm>,
         rope: &Rope,
         cache: Cache,
+        is_int8: bool,
         device: &Device,
     ) -> Result<Tensor> {
         let (rows, heads, d) = (x.dims()[0], self.num_heads, self.head_dim);
@@ -185,7 +193,7 @@ impl Attention {
             Cache::Contiguous(cache, sparse) => {
                 cache.append(rows, append)?;
                 drop(qkv);
-                self.attend_contiguous(&q, rope, cache, sparse)?
+                self.attend_contiguous(&q, rope, cache, sparse, is_int8)?
             }
             Cache::Pages(pages, reads) => {
                 let [k, v] = pages.parts_mut()?;
@@ -204,9 +212,10 @@ impl Attention {
         rope: &Rope,
         cache: &LayerCache,
         sparse: Option<&SparsePrompt>,
+        is_int8: bool,
     ) -> Result<Tensor> {
         let (kv, rows) = (cache.parts(), q.dims()[0]);
-        if rows <= ops::MAX_CACHED_QUERIES {
+        if rows <= ops::MAX_CACHED_QUERIES && !is_int8 {
             let ([k, v], past) = (kv, rope.at.narrow(0, 0, 1)?);
             let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
             let to = out.view_mut()?.swap_dims(0, 1)?;
@@ -220,6 +229,10 @@ impl Attention {
             match sparse {
                 Some(sparse) => {
                     self.attend_sparse(to, q, SequenceKv { k, v, table: None, len: seen }, start, sparse)
+                }
+                None if is_int8 => {
+                    let [k, v] = [k, v].map(|x| x.values.narrow(0, 0, seen)?.swap_dims(0, 1));
+                    ops::int8_attention_into(to, q, &k?, &v?, &self.options)
                 }
                 None => ops::attention_over_into(to, q, k, v, seen, &self.options),
             }

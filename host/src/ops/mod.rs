@@ -38,6 +38,7 @@ mod elementwise;
 mod embedding;
 mod experts;
 mod float16;
+mod int8_attention;
 mod layer_norm;
 mod linear;
 mod lora;
@@ -122,6 +123,7 @@ pub(crate) use experts::{MAX_UNSORTED_TOKENS, experts_linear_at, quant_experts_l
 pub use experts::{experts_linear, quant_experts_gated, quant_experts_linear, quant_experts_rows, route};
 pub use experts::{experts_sum, experts_sum_into};
 pub use float16::{float16_decode, float16_decode_into, float16_encode, float16_matmul};
+pub use int8_attention::{int8_attention, int8_attention_into};
 pub use layer_norm::{layer_norm, layer_norm_into};
 pub use linear::{linear, linear_into};
 pub(crate) use lora::beside_into;

@@ -28,7 +28,7 @@
 //!    q is 0 there.
 
 use super::merge::{Merge, Scratch, base};
-use super::tensors::{Strides, Tensors, by_width, not_zero, tensors, visible};
+use super::tensors::{Floats, Strides, Tensors, by_width, not_zero, tensors, visible};
 use crate::device::math::{exp2, fma};
 use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
@@ -226,13 +226,13 @@ impl Keys for Dense {
 /// lanes.
 #[inline(always)]
 pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize, const U: usize, K: Keys>(
-    t: Tensors<Q, S>,
+    t: Tensors<Q, Floats<Q, S>, S>,
     units: u32,
     keys_per_split: u32,
     work: K,
     scratch: Scratch,
 ) {
-    let Tensors { out, q, k, v, group, q_len, head_dim, scale_log2, .. } = t;
+    let Tensors { out, factors: Floats { q, k }, v, group, q_len, head_dim, scale_log2, .. } = t;
     let Tensors { out_strides, q_strides, k_strides, v_strides, .. } = t;
     let slots = THREADS / L;
     let d = 8 * L;

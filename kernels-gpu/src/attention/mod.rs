@@ -11,6 +11,7 @@
 //! | attention_decode_d‹D›_r‹R›_‹t› | R rows of a kv head, one split of the keys | q_len ≤ 8      |
 //! | attention_paged_‹kernel›_… | as these, through tables of pages        | many sequences     |
 //! | attention_chosen_‹kernel›_… | as these, over the tiles of keys that weigh most | long prompts |
+//! | attention_int8_‹kernel›     | as the first, q and k in 8-bit integers   | if asked for       |
 //! | attention_backward_‹step›_‹t› | 64 queries or keys of a head, of the gradients | training |
 //!
 //! ‹t› is the type of q and out, followed by that of k and v where it differs: f32, f16, f32_f16. The cache's formats
@@ -19,6 +20,7 @@
 pub mod backward;
 pub mod chosen;
 pub mod decode;
+pub mod int8;
 pub mod merge;
 pub mod paged;
 pub mod prefill;

@@ -24,13 +24,19 @@ impl Strides {
     }
 }
 
-/// The fields that all dense and sparse kernels share, with k and v wrapped in the readers of their format.
+/// Q of a float type, K stored in any way.
 #[derive(Clone, Copy)]
-pub(in crate::attention) struct Tensors<Q, S> {
-    pub out: *mut Q,
+pub(in crate::attention) struct Floats<Q, S> {
     pub q: *const Q,
     pub k: S,
-    pub v: S,
+}
+
+/// The fields that all dense and sparse kernels share, with q and k, and v wrapped in the readers of their format.
+#[derive(Clone, Copy)]
+pub(in crate::attention) struct Tensors<T, F, V> {
+    pub out: *mut T,
+    pub factors: F,
+    pub v: V,
     pub out_strides: Strides,
     pub q_strides: Strides,
     pub k_strides: Strides,
@@ -46,8 +52,7 @@ macro_rules! tensors {
     ($p:ident, $k:expr, $v:expr) => {
         crate::attention::tensors::Tensors {
             out: $p.out,
-            q: $p.q,
-            k: $k,
+            factors: crate::attention::tensors::Floats { q: $p.q, k: $k },
             v: $v,
             out_strides: $p.out_strides,
             q_strides: $p.q_strides,

@@ -152,7 +152,7 @@ macro_rules! kernels {
                             };
                             let rows = Rows { pages: p.table, last_row: p.last_row, kv_len: p.kv_len };
                             let work = Listed { dense, rows, lists: p.lists, stride: p.tiles + LIST_EXTRA };
-                            prefill::<_, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
+                            prefill::<_, _, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
                                 tensors!(p, k, v), p.last_row, work, scratch,
                             )
                         }

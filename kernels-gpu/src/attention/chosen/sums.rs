@@ -8,7 +8,7 @@ use crate::attention::prefill::{
     BK, BM, Loader, PAD, Place, SHUFFLES, THREADS, WARPS, Work, barrier, bn, chunk_elements, chunks_elements,
     key_of, read_indices, scores,
 };
-use crate::attention::tensors::{Strides, not_zero};
+use crate::attention::tensors::{Floats, Strides, not_zero};
 use crate::device::math::exp2;
 use crate::device::unroll::unroll;
 use crate::device::{F16, Shared};
@@ -136,8 +136,7 @@ unsafe fn tile_sums<S: Stored, const Q_STRIDE: u32, const K_STRIDE: u32>(
     let Place { tid, tx, row, head, first, .. } = work.place();
     work.tiles = work.visible(first + BM - 1).div_ceil(TILE);
     let load = Loader {
-        q: p.q,
-        k,
+        factors: Floats { q: p.q, k },
         v: k,
         q_at: [0, 8 * WARPS]
             .map(|row| p.q_strides.offset(0, head) + work.query(first + tid / 4 + row) * p.q_strides.row),
@@ -147,6 +146,7 @@ unsafe fn tile_sums<S: Stored, const Q_STRIDE: u32, const K_STRIDE: u32>(
         v_row: 0,
         last_key: p.last_row,
         head_dim,
+        columns: head_dim,
     };
     let mut tile = work.begin();
     let step = thread::grid_dim_z();
@@ -171,7 +171,11 @@ unsafe fn tile_sums<S: Stored, const Q_STRIDE: u32, const K_STRIDE: u32>(
                 let (tile, at) = if is_next { (tile + step, 0) } else { (tile, column) };
                 let staged = load.qk::<WARPS, KEYS, _>(work, tid, tile, at);
                 let both = |at: u32| [chunks.at(side + at), chunks.at((side + at) ^ 8)]; // rows exchanged as in `put_qk`
-                scores::<KEYS, KEYS, Q_STRIDE, K_STRIDE>(&mut s, both(row), both(BK * Q_STRIDE + tx * 4));
+                scores::<Floats<f32, S>, 16, KEYS, KEYS, Q_STRIDE, K_STRIDE>(
+                    &mut s,
+                    both(row),
+                    both(BK * Q_STRIDE + tx * 4),
+                );
                 side = chunk_elements(WARPS, KEYS) - side;
                 load.put_qk::<WARPS, KEYS>(tid, chunks.at(side), staged, at);
             }

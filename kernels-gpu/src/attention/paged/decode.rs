@@ -10,7 +10,7 @@ use crate::attention::decode::{
     Instance, Instances, Keys, THREADS, acc_elements, decode, instance, keys, shuffles, state_elements,
 };
 use crate::attention::merge::Scratch;
-use crate::attention::tensors::{Strides, Tensors, by_width};
+use crate::attention::tensors::{Floats, Strides, Tensors, by_width};
 use crate::device::F16;
 use crate::device::element::load_word;
 use crate::kv::{Stored, for_each_storage};
@@ -152,8 +152,7 @@ macro_rules! kernels {
                 let work = Paged { table, len, splits, num_kv_heads: p.num_kv_heads };
                 let tensors = Tensors {
                     out: p.out,
-                    q: p.q,
-                    k,
+                    factors: Floats { q: p.q, k },
                     v,
                     out_strides: p.out_strides,
                     q_strides: p.q_strides,

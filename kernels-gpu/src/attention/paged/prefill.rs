@@ -130,7 +130,7 @@ macro_rules! kernels {
                                 longest_first: p.longest_first,
                             };
                             let work = Paged { dense, table: Table { pages: p.table, last_row: p.last_row } };
-                            prefill::<_, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
+                            prefill::<_, _, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
                                 tensors!(p, k, v), p.last_row, work, scratch,
                             )
                         }

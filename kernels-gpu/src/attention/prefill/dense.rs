@@ -166,12 +166,12 @@ impl Work<KEYS> for Dense {
 
 /// The blocks along the grid's z have a part of the tiles each.
 #[derive(Clone, Copy)]
-struct Part {
-    dense: Dense,
-    parts_log2: u32,
-    partial: *mut f32,
+pub(in crate::attention) struct Part {
+    pub dense: Dense,
+    pub parts_log2: u32,
+    pub partial: *mut f32,
     /// Elements of a partial result.
-    elements: u32,
+    pub elements: u32,
 }
 
 impl Part {
@@ -269,7 +269,7 @@ macro_rules! kernels {
                                 partial: p.partial,
                                 elements: BM * partial_elements($d),
                             };
-                            prefill::<_, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
+                            prefill::<_, _, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
                                 tensors!(p, k, v), p.kv_len.wrapping_sub(1), work, scratch,
                             )
                         }

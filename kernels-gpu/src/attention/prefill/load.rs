@@ -1,8 +1,9 @@
 //! Loads Q, K and V into shared memory, chunk by chunk.
 
 use super::block::{BK, PAD, Work, bm, bn, key_of, v_keys};
+use super::factors::Factors;
+use crate::device::Shared;
 use crate::device::unroll::unroll;
-use crate::device::{Element, Shared};
 use crate::kv::Stored;
 use cuda_std::inlined;
 
@@ -11,10 +12,9 @@ use cuda_std::inlined;
 pub(in crate::attention) type Staged = [[u32; 4]; 10];
 
 /// One head's operands, and the part of them that this thread loads.
-pub(in crate::attention) struct Loader<Q, S> {
-    pub q: *const Q,
-    pub k: S,
-    pub v: S,
+pub(in crate::attention) struct Loader<F, V> {
+    pub factors: F,
+    pub v: V,
     /// The first elements of the thread's two rows of Q.
     pub q_at: [u32; 2],
     /// The head's first elements.
@@ -25,10 +25,12 @@ pub(in crate::attention) struct Loader<Q, S> {
     /// The last key. Reads past it are clamped to it.
     pub last_key: u32,
     pub head_dim: u32,
+    /// Elements of a row of Q or K.
+    pub columns: u32,
 }
 
 #[inlined]
-impl<Q: Element, S: Stored> Loader<Q, S> {
+impl<F: Factors, V: Stored> Loader<F, V> {
     /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes column 4 · (t mod 4) of rows t / 4,
     /// t / 4 + 8 WARPS, …, so that eight threads read two whole sectors.
     ///
@@ -83,15 +85,15 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         column: u32,
         k_at: [u32; 8],
     ) -> Staged {
-        let column = (column + tid % 4 * 4).min(self.head_dim - 4);
+        let column = (column + tid % 4 * 4).min(self.columns - 4);
         let mut staged = [[0; 4]; 10];
         // SAFETY: the lengths are not 0, so the clamped rows are below them. Four columns from a multiple of four on are
-        // below head_dim, a multiple of eight.
+        // below those of a row, a multiple of four.
         unsafe {
-            unroll!(I < 2 => { staged[I] = Q::load4_words(self.q.add((self.q_at[I] + column) as usize)); });
+            unroll!(I < 2 => { staged[I] = self.factors.load4_q((self.q_at[I] + column) as usize); });
             unroll!(I < 8 => {
                 if I as u32 * WARPS < 2 * KEYS as u32 {
-                    staged[2 + I] = self.k.load4_words((k_at[I] + column) as usize);
+                    staged[2 + I] = self.factors.load4_k((k_at[I] + column) as usize);
                 }
             });
         }
@@ -132,7 +134,7 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         staged
     }
 
-    /// Writes the result of [`qk`](Self::qk) for the same `column`, with zeros for Q past head_dim. In columns from the
+    /// Writes the result of [`qk`](Self::qk) for the same `column`, with zeros for Q past its columns. In columns from the
     /// eighth on, rows are exchanged eight by eight, so that the 32 threads that write together have no bank conflicts.
     ///
     /// # Safety
@@ -145,8 +147,8 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         column: u32,
     ) {
         let (row, part) = (tid / 4, tid % 4);
-        if column + part * 4 >= self.head_dim {
-            staged[0] = [0; 4]; // 0.0 in either type
+        if column + part * 4 >= self.columns {
+            staged[0] = [0; 4]; // zeros in any type
             staged[1] = [0; 4];
         }
         let (q_stride, k_stride) = (bm(WARPS) + PAD, bn(KEYS) + PAD);
@@ -159,13 +161,13 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
             let [q_odd, k_odd] = [(q, row), (k, row)].map(|(at, row)| at.at((row ^ 8).wrapping_sub(row)));
             let more = |i: usize| if WARPS == 1 { i as u32 / 2 * 16 } else { i as u32 * 8 * WARPS };
             unroll!(I < 2 => {
-                let values = Q::from_words(staged[I]);
+                let values = self.factors.q_values(staged[I]);
                 let q = if WARPS == 1 && I % 2 == 1 { q_odd } else { q };
                 unroll!(E < 4 => { q.set(E as u32 * q_stride + more(I), values[E]); });
             });
             unroll!(I < 8 => {
                 if I as u32 * WARPS < 2 * KEYS as u32 {
-                    let values = self.k.values4(staged[2 + I]);
+                    let values = self.factors.k_values(staged[2 + I]);
                     let k = if WARPS == 1 && I % 2 == 1 { k_odd } else { k };
                     unroll!(E < 4 => { k.set(E as u32 * k_stride + more(I), values[E]); });
                 }

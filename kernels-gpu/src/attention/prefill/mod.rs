@@ -35,6 +35,7 @@
 
 mod block;
 pub(super) mod dense;
+mod factors;
 mod load;
 mod pass;
 mod products;
@@ -45,6 +46,7 @@ pub(super) use block::{
     chunks_elements, half_elements, key_of, read_indices, sums_elements, thread_index, threads,
 };
 pub use dense::*;
+pub(super) use factors::Factors;
 pub(super) use load::Loader;
 pub(super) use pass::prefill;
 pub(super) use products::scores;

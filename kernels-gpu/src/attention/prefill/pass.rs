@@ -3,6 +3,7 @@
 use super::block::{
     BK, Place, Scratch, Work, after_reading, barrier, chunk_elements, thread_index, threads, v_keys,
 };
+use super::factors::Factors;
 use super::load::Loader;
 use super::products::{scores, weighted_values};
 use crate::attention::merge::STATE as STATE_ELEMENTS;
@@ -45,8 +46,9 @@ unsafe fn store_8(at: Shared<f32>, apart: u32, [a, b, c, d, e, f, g, h]: [f32; 8
 /// K_STRIDE = BN + PAD.
 #[inline(always)]
 pub(in crate::attention) unsafe fn prefill<
-    Q: Element,
-    S: Stored,
+    T: Element,
+    F: Factors,
+    V: Stored,
     const WARPS: u32,
     const G: usize,
     const KEYS: usize,
@@ -54,24 +56,25 @@ pub(in crate::attention) unsafe fn prefill<
     const K_STRIDE: u32,
     W: Work<KEYS>,
 >(
-    t: Tensors<Q, S>,
+    t: Tensors<T, F, V>,
     last_key: u32,
     work: W,
     scratch: Scratch,
 ) {
-    let Tensors { out, q, k, v, group, q_len, head_dim, scale_log2, .. } = t;
+    let Tensors { out, factors, v, group, q_len, head_dim, scale_log2, .. } = t;
     let Tensors { out_strides, q_strides, k_strides, v_strides, .. } = t;
     let Scratch { chunks, probabilities, maxima, sums } = scratch;
 
     // SAFETY: the grid has a head, so the group is not 0.
     unsafe { not_zero(group) };
 
+    let columns = F::columns(head_dim);
+
     // place tile
     let place = work.place();
     let Place { tid, tx, row, batch, head, first, .. } = place;
     let load = Loader {
-        q,
-        k,
+        factors,
         v,
         q_at: [0, 8 * WARPS].map(|row| {
             q_strides.offset(batch, head) + (first + tid / 4 + row).min(q_len - 1) * q_strides.row
@@ -82,6 +85,7 @@ pub(in crate::attention) unsafe fn prefill<
         v_row: v_strides.row,
         last_key,
         head_dim,
+        columns,
     };
     let mut tile = work.begin();
 
@@ -112,15 +116,15 @@ pub(in crate::attention) unsafe fn prefill<
         let keys = work.keys(tile);
         // SAFETY: the block has this tile.
         let k_at = unsafe { load.k_rows::<WARPS, KEYS, W>(work, tid, tile) };
-        let mut s = [[0.0f32; KEYS]; 8];
+        let mut s = [[F::ZERO; KEYS]; 8];
         let mut column = 0;
-        while column < head_dim {
+        while column < columns {
             // SAFETY: all threads run the same loops. After the barrier the chunk is complete, and no thread reads the other
             // one.
             unsafe {
                 barrier::<WARPS>();
                 column += BK;
-                let staged = if column < head_dim {
+                let staged = if column < columns {
                     if W::LISTED {
                         load.qk_at::<WARPS, KEYS>(tid, column, k_at)
                     } else {
@@ -131,8 +135,14 @@ pub(in crate::attention) unsafe fn prefill<
                 };
                 if sees {
                     let both = |at: u32| [chunks.at(side + at), chunks.at((side + at) ^ 8)]; // rows exchanged as in `put_qk`
-                    if KEYS == 4 || keys > 64 {
-                        scores::<KEYS, KEYS, Q_STRIDE, K_STRIDE>(
+                    if F::RAGGED && column >= columns + 12 {
+                        scores::<F, 4, KEYS, KEYS, Q_STRIDE, K_STRIDE>(
+                            &mut s,
+                            both(q_first(row)),
+                            both(k_first(tx)),
+                        );
+                    } else if KEYS == 4 || keys > 64 {
+                        scores::<F, 16, KEYS, KEYS, Q_STRIDE, K_STRIDE>(
                             &mut s,
                             both(q_first(row)),
                             both(k_first(tx)),
@@ -141,12 +151,16 @@ pub(in crate::attention) unsafe fn prefill<
                         // read again, because otherwise the compiler computes common subexpressions before the branch and
                         // waits for their operands
                         let Place { tx, row, .. } = work.place();
-                        scores::<KEYS, 4, Q_STRIDE, K_STRIDE>(&mut s, both(q_first(row)), both(k_first(tx)));
+                        scores::<F, 16, KEYS, 4, Q_STRIDE, K_STRIDE>(
+                            &mut s,
+                            both(q_first(row)),
+                            both(k_first(tx)),
+                        );
                     }
                 }
                 after_reading::<WARPS>();
                 side = other(side);
-                if column < head_dim {
+                if column < columns {
                     load.put_qk::<WARPS, KEYS>(tid, chunks.at(side), staged, column);
                 } else {
                     load.put_v::<WARPS, G>(tid, chunks.at(side), staged);
@@ -161,11 +175,11 @@ pub(in crate::attention) unsafe fn prefill<
         // half of Pᵀ of the warp's rows [KEYS / 2, 16, 16]: key 4 x + j at [j, x], fours of rows exchanged by (x / 2) mod 4
         let p_first = tid / 32 * (KEYS as u32 * 128) + ty * 8;
         let p_write = (p_first + tx * 16) ^ (tx / 2 % 4 * 4);
-        unroll!(I < 8 => {
-            unroll!(J < KEYS => { s[I][J] *= scale_log2; });
-        });
-        // SAFETY: the block has this tile.
-        unsafe { work.mask(&mut s, place, tile) };
+        // SAFETY: the block has this tile, whose rows are multiples of four.
+        unsafe {
+            factors.scale(&mut s, place, work.key(tile, 4 * tx), scale_log2);
+            work.mask(&mut s, place, tile);
+        }
 
         // m' = max(m, rowmax S)
         // SAFETY: only this thread accesses these elements.
@@ -286,7 +300,7 @@ pub(in crate::attention) unsafe fn prefill<
             if i < q_len && column < head_dim {
                 let values = o[I][g].map(|x| x * factor);
                 // SAFETY: row and columns are inside this head's output, rows 8-element aligned.
-                unsafe { Q::store4(out.add((head + i * out_strides.row + column) as usize), values) };
+                unsafe { T::store4(out.add((head + i * out_strides.row + column) as usize), values) };
             }
             g += 1;
         }

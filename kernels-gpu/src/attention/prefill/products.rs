@@ -1,17 +1,20 @@
 //! The two products of a tile, each over one chunk in shared memory, as outer products of registers.
 
 use super::block::v_keys;
+use super::factors::Factors;
 use crate::device::Shared;
 use crate::device::math::fma;
 use crate::device::unroll::unroll;
 
-/// s += Q Kᵀ over one chunk, for the first SEEN of a thread's keys. `q`: this thread's first row in Qᵀ; `k`: its first key
+/// s += Q Kᵀ over the first COLUMNS of a chunk, for the first SEEN of a thread's keys. `q`: this thread's first row in Qᵀ; `k`: its first key
 /// in Kᵀ, whose rows are Q_STRIDE and K_STRIDE apart. Each has two pointers: for columns below eight, and for the others.
 ///
 /// # Safety
 /// The chunk is written and a barrier has passed.
 #[inline(always)]
 pub(in crate::attention) unsafe fn scores<
+    F: Factors,
+    const COLUMNS: usize,
     const KEYS: usize,
     const SEEN: usize,
     const Q_STRIDE: u32,
@@ -21,7 +24,7 @@ pub(in crate::attention) unsafe fn scores<
     q: [Shared<f32>; 2],
     k: [Shared<f32>; 2],
 ) {
-    unroll!(C < 16 => {
+    unroll!(C < 16 => { if C < COLUMNS {
         // SAFETY: eight rows from 16 warp + 8 ty on, below 64, and keys 4 tx + 0 … 3 and 64 further, below BN.
         let (rows, keys) = unsafe {
             let (q, k) = (q[C / 8], k[C / 8]);
@@ -30,9 +33,9 @@ pub(in crate::attention) unsafe fn scores<
             ([a, b], [c, if SEEN == 8 { k.get4_at::<{ C as u32 }, K_STRIDE, 1, 64>() } else { c }])
         };
         unroll!(I < 8 => {
-            unroll!(J < SEEN => { s[I][J] = fma(rows[I / 4][I % 4], keys[J / 4][J % 4], s[I][J]); });
+            unroll!(J < SEEN => { s[I][J] = F::multiply_add(rows[I / 4][I % 4], keys[J / 4][J % 4], s[I][J]); });
         });
-    });
+    } });
 }
 
 /// o += P V over one chunk of keys. `p[x]`: this thread's first four rows at the chunk's first key, with the number of the

@@ -1,0 +1,126 @@
+//! Attention with queries and keys in 8-bit integers: they are rounded by two launches, then multiplied.
+
+use super::attention::{by_width, longest_first, padded, partial_bytes, parts_log2, scale_log2, strides};
+use crate::cuda::CudaDevice;
+use crate::memory::DeviceBuffer;
+use crate::problem::attention::{HeadStrides, Problem};
+use crate::{Result, Tensor, TensorMut};
+use kernels_gpu::attention::int8::prefill::{Int8Prefill, SPECS};
+use kernels_gpu::attention::int8::round::{Round, attention_int8_round};
+use kernels_gpu::attention::int8::{ROWS, words};
+use kernels_gpu::attention::prefill::{
+    PrefillMerge, QUERIES_PER_BLOCK, attention_prefill_merge_f32, rows_merged,
+};
+
+/// Rows in 8-bit integers with their scales.
+struct Rounded {
+    quants: DeviceBuffer,
+    scales: DeviceBuffer,
+    /// Rows of a head, padded.
+    rows: u32,
+}
+
+impl Rounded {
+    /// Of x [planes / heads, heads, rows, head_dim]; scales are multiplied by `factor`.
+    fn new(
+        device: &CudaDevice,
+        x: &Tensor,
+        (x_strides, planes, heads, rows): (HeadStrides, usize, usize, usize),
+        head_dim: usize,
+        (is_centred, factor): (bool, f32),
+    ) -> Result<Self> {
+        let padded = rows.next_multiple_of(ROWS as usize);
+        let row_bytes = words(head_dim as u32) as usize * size_of::<u32>();
+        let quants = DeviceBuffer::uninitialized(device, planes * padded * row_bytes)?;
+        let scales = DeviceBuffer::uninitialized(device, planes * padded * size_of::<f32>())?;
+        let parameters = Round {
+            quants: quants.ptr(),
+            scales: scales.ptr(),
+            x: x.ptr(),
+            strides: strides(x_strides),
+            heads: heads as u32,
+            rows: rows as u32,
+            head_dim: head_dim as u32,
+            centred: is_centred.into(),
+            factor,
+        };
+        if planes * rows > 0 {
+            let grid = [planes as u32, padded as u32 / ROWS, 1];
+            // SAFETY: `ops` has checked type, shape, the alignment of the first element and strides, and the span of x, which is on
+            // this stream. Quants and scales are allocated for the padded rows, of fewer than 2³¹ words.
+            unsafe { device.launch(&attention_int8_round, grid, &parameters)? };
+        }
+        Ok(Self { quants, scales, rows: padded as u32 })
+    }
+}
+
+pub(crate) fn int8_attention(
+    device: &CudaDevice,
+    out: TensorMut,
+    [q, k, v]: [&Tensor; 3],
+    problem: &Problem,
+) -> Result<()> {
+    let Problem { batch, num_q_heads, num_kv_heads, q_len, kv_len, head_dim, .. } = *problem;
+    let heads = batch * num_q_heads;
+    if heads * q_len == 0 {
+        return Ok(());
+    }
+    let of_q = (problem.q, heads, num_q_heads, q_len);
+    let of_k = (problem.k, batch * num_kv_heads, num_kv_heads, kv_len);
+    let q = Rounded::new(device, q, of_q, head_dim, (false, scale_log2(problem)))?;
+    let k = Rounded::new(device, k, of_k, head_dim, (true, 1.0))?;
+
+    let spec = &SPECS[by_width(head_dim)];
+    let multiprocessors = device.properties().multiprocessors;
+    let (heads, q_len, kv_len) = (heads as u32, q_len as u32, kv_len as u32);
+    let rows = q_len.div_ceil(QUERIES_PER_BLOCK);
+    let parts_log2 = parts_log2(heads * rows, kv_len, spec.min_blocks * multiprocessors);
+    let partial = DeviceBuffer::uninitialized(device, partial_bytes(heads * rows, parts_log2, head_dim))?;
+    let (num_q_heads, out_strides) = (num_q_heads as u32, strides(problem.out));
+    let parameters = Int8Prefill {
+        out: out.ptr(),
+        q: q.quants.ptr(),
+        k: k.quants.ptr(),
+        v: v.ptr(),
+        q_scales: q.scales.ptr(),
+        k_scales: k.scales.ptr(),
+        out_strides,
+        v_strides: strides(problem.v),
+        num_q_heads,
+        group: problem.group() as u32,
+        q_len,
+        kv_len,
+        q_rows: q.rows,
+        k_rows: k.rows,
+        head_dim: head_dim as u32,
+        causal: problem.causal.into(),
+        longest_first: match parts_log2 {
+            0 => longest_first(heads, rows, spec.min_blocks, multiprocessors),
+            _ => rows,
+        },
+        parts_log2,
+        partial: partial.ptr(),
+    };
+    let merge = PrefillMerge {
+        out: out.ptr::<f32>(),
+        partial: partial.ptr(),
+        out_strides,
+        num_q_heads,
+        q_len,
+        tiles: rows,
+        parts_log2,
+        head_dim: head_dim as u32,
+        d: padded(head_dim),
+    };
+    // SAFETY: `ops` has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and that all tensors are on
+    // this stream; a TensorMut overlaps nothing. The launches before write the rounded rows and scales. `partial` has a record for each
+    // block of more than one part, which the first launch writes. All are freed after the launches.
+    unsafe {
+        device.launch(spec, [heads, rows, 1 << parts_log2], &parameters)?;
+        if parts_log2 > 0 {
+            let grid = [heads, q_len.div_ceil(rows_merged(merge.d)), 1];
+            device.launch(&attention_prefill_merge_f32, grid, &merge)?;
+        }
+    }
+    Ok(())
+}
