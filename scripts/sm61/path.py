@@ -1,6 +1,6 @@
 """The way of a warp through a kernel: to its hot loop, passes of it and of the loop around it, and on to the kernel's end.
 
-It is found without values, among the ways that go forward alone, so other loops are passed once. Inside of the hot loop it is the way with
+It is found without values, among the ways that go forward alone, so other loops are passed once, unless the caller knows how often. Inside of the hot loop it is the way with
 the most multiply-adds; before it, and in the loop around it, the one with the most loads and stores, for what is skipped there are the
 edges of the data; after it the one with the most stores and then the fewest loads, which fetch optional addends there. Of equal ones
 it is the shortest. Calls of subroutines (divisions of 64 bits) are stepped over. An EXIT with a predicate is passed, but not after
@@ -101,8 +101,20 @@ def inside_of(found, labels, loop):
     return [found[at] for at in places] if places else found[loop[0]:loop[1]]
 
 
-def path(found, labels, loop):
-    """The path through a kernel whose hot loop is `loop`, (begin, end); None if none reaches the loop or the end."""
+def repeated(places, loops, passes):
+    """`places` with a nest of loops passed so often, `passes` from the outermost inwards. One begins after the other."""
+    for (begin, end), n in reversed(list(zip(loops, passes))):
+        inside = [at for at, place in enumerate(places) if begin <= place < end]
+        if inside:
+            first, last = inside[0], inside[-1] + 1
+            places = places[:first] + n * places[first:last] + places[last:]
+    return places
+
+
+def path(found, labels, loop, passes=()):
+    """The path through a kernel whose hot loop is `loop`, (begin, end); None if none reaches the loop or the end. A nest of loops with
+    multiply-adds that follows the hot one in the loop around is passed as often as `passes` says, from the outermost inwards.
+    """
     kernel, size = Kernel(found, labels), len(found)
     inside = kernel.way(*loop, PRODUCTS, loop[1] - 1)
     around = min((a for a in back_branches(found, labels) if a[0] < loop[0] and loop[1] < a[1]), key=lambda a: a[1] - a[0], default=None)
@@ -110,7 +122,9 @@ def path(found, labels, loop):
     if inside and around:
         first, rest = kernel.way(around[0], loop[0] + 1, TRAFFIC, loop[0]), kernel.onward(loop, inside, around[1], TRAFFIC, around[1] - 1)
         if first and rest:
-            head, tail, outer = first[:-1], rest, around
+            nest = [a for a in sorted(set(back_branches(found, labels)), key=lambda a: a[0] - a[1])
+                    if loop[1] <= a[0] and a[1] < around[1] and multiply_adds(found[a[0]:a[1]])]
+            head, tail, outer = first[:-1], repeated(rest, nest, passes), around
             places = head + inside + tail
     prologue = kernel.way(0, outer[0] + 1, TRAFFIC, outer[0])
     epilogue = inside and kernel.onward(outer, places, size, RESULTS)

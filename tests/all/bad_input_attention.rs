@@ -123,3 +123,37 @@ fn the_scale_is_the_callers() {
     assert_eq!(with(Some(0.0)), 2.0);
     assert!(with(None) > 3.9 && with(Some(-1.0)) < 0.1);
 }
+
+#[test]
+fn in_8_bit_integers() {
+    let run = |q: &Tensor, k: &Tensor, v: &Tensor| ops::int8_attention(q, k, v, &PLAIN);
+    let (f32s, f16s) = (zeros(&[1, 2, 64], DType::F32), zeros(&[1, 2, 64], DType::F16));
+    for (q, k, v, argument) in
+        [(&f16s, &f16s, &f16s, "q"), (&f32s, &f16s, &f16s, "k"), (&f32s, &f32s, &f16s, "v")]
+    {
+        match run(q, k, v) {
+            Err(Error::DType { op: "int8_attention", argument: found, .. }) => assert_eq!(found, argument),
+            other => panic!("{argument}: {other:?}"),
+        }
+    }
+    let (wide, odd) = (zeros(&[1, 2, 136], DType::F32), zeros(&[1, 2, 20], DType::F32));
+    for x in [wide, odd] {
+        assert!(matches!(run(&x, &x, &x), Err(Error::Unsupported { argument: "head_dim", .. })));
+    }
+    let x = zeros(&[2, 64, 64], DType::F32);
+    let transposed = x.swap_dims(1, 2).expect("two dimensions");
+    assert!(matches!(run(&x, &transposed, &x), Err(Error::Layout { argument: "k", .. })));
+    let (none, no_heads) = (zeros(&[1, 0, 64], DType::F32), zeros(&[0, 2, 64], DType::F32));
+    assert_eq!(run(&none, &f32s, &f32s).expect("no queries").dims(), [1, 0, 64]);
+    assert!(run(&no_heads, &no_heads, &no_heads).is_ok());
+    assert_eq!(run(&f32s, &none, &none).expect("no keys").to_vec::<f32>().expect("f32"), [0.0; 128]);
+
+    // what is not finite is not hidden: a query's NaN is in its row, a key's in all
+    let mut values = [1.0f32; 128];
+    values[3] = f32::NAN;
+    let nan = Tensor::from_slice(&values, [1, 2, 64], &Device::Cpu).expect("128 elements");
+    let of_query = run(&nan, &f32s, &f32s).and_then(|y| y.to_vec::<f32>()).expect("f32");
+    assert!(of_query[..64].iter().all(|y| y.is_nan()) && of_query[64..].iter().all(|y| *y == 0.0));
+    let of_key = run(&f32s, &nan, &f32s).and_then(|y| y.to_vec::<f32>()).expect("f32");
+    assert!(of_key.iter().all(|y| y.is_nan()));
+}

@@ -1,6 +1,6 @@
 //! The clocks of a launch of one of the project's kernels on the busiest multiprocessor, from the simulation of its machine code.
 
-use crate::counters::Counters;
+use crate::counters::{Class, Counters};
 use crate::hot_loops::{Clocks, HotLoop, Part};
 
 /// How often a warp ran the loops of a kernel.
@@ -12,7 +12,8 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// From the multiply-adds and the barriers of a launch of so many warps. Without barriers to tell, the loop around runs once.
+    /// From the multiply-adds of a launch of so many warps, and from its special functions or its barriers. Without any to tell, the loop
+    /// around runs once.
     pub fn of(hot: &HotLoop, c: &Counters, warps: f64) -> Self {
         let HotLoop { pass, around, start, .. } = hot;
         let products = (c.warps(hot.class) as f64 / warps - start.multiply_adds).max(0.0);
@@ -21,6 +22,8 @@ impl Runs {
         let determinant = around.barriers * pass.multiply_adds - around.multiply_adds * pass.barriers;
         let arounds = if *around == Part::default() {
             0.0
+        } else if around.special > 0.0 {
+            (c.warps(Class::Special) as f64 / warps - start.special).max(0.0) / around.special
         } else if determinant > 0.0 {
             (barriers * pass.multiply_adds - products * pass.barriers) / determinant
         } else {
@@ -79,10 +82,29 @@ mod tests {
         }
     }
 
-    /// A pass of the loop around `attention_prefill` has the products and barriers of a pass of the hot one: the equations are one.
+    /// In attention the loop around has the exponentials of a tile, and the products of all chunks of its values.
+    #[test]
+    fn exponentials_tell_how_many_tiles_there_were() {
+        for (kernel, chunks) in [
+            ("attention_prefill_d64_f32", 4.0),
+            ("attention_prefill_d128_f32", 8.0),
+            ("attention_int8_prefill_d64", 1.0),
+        ] {
+            let hot = hot_loop(kernel).unwrap();
+            let tiles = 5.0;
+            let products = tiles * (hot.around.multiply_adds + chunks * hot.pass.multiply_adds);
+            let mut c = counters(hot.class, 4.0 * products, 0.0);
+            let special = hot.start.special + tiles * hot.around.special;
+            c.warp_instructions[Class::Special as usize] = (4.0 * special) as u64;
+            assert_eq!(Runs::of(&hot, &c, 4.0), Runs { around: tiles, pass: tiles * chunks }, "{kernel}");
+        }
+    }
+
+    /// As if a pass of the loop around had the products and barriers of a pass of the hot one: the equations are one.
     #[test]
     fn a_loop_around_that_counts_do_not_tell_runs_once() {
-        let hot = hot_loop("attention_prefill_d128_f32").unwrap();
+        let mut hot = hot_loop("attention_prefill_d128_f32").unwrap();
+        hot.around = Part { special: 0.0, ..hot.pass };
         let (products, barriers) = (
             hot.around.multiply_adds + 9.0 * hot.pass.multiply_adds,
             hot.around.barriers + 9.0 * hot.pass.barriers,

@@ -345,13 +345,17 @@ fn validate_tells_a_right_model_from_a_wrong_one() {
     assert_eq!((&json["passed"], &json["capacity"]["text_layers"]), (&Value::Bool(true), &3.into()));
     assert_eq!(json["runs"].as_array().unwrap().len(), 8); // two of them videos
 
-    let output = run("validate", &tiny(), &["--vision-dtype", "q8_0", "--json", "-"]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let stages = json["runs"][1]["stages"].as_array().unwrap();
-    let embeddings = stages.iter().find(|stage| stage["name"] == "image_embeds").unwrap();
-    let error = embeddings["error"].as_f64().unwrap();
-    assert!((1e-3..6e-2).contains(&error), "{error} of a tower in 8 bits");
+    for option in [["--vision-dtype", "q8_0"], ["--vision-scores", "int8"]] {
+        let output = run("validate", &tiny(), &[&option[..], &["--json", "-"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let run = &json["runs"][1];
+        let stages = run["stages"].as_array().unwrap();
+        let embeddings = stages.iter().find(|stage| stage["name"] == "image_embeds").unwrap();
+        let error = embeddings["error"].as_f64().unwrap();
+        assert!((1e-3..6e-2).contains(&error), "{error} of a tower with {option:?}");
+        assert_eq!(run["generated_equal"], true, "tokens with {option:?}");
+    }
 
     let changed = changed("weight", |folder| {
         let file = folder.join("model.safetensors");
