@@ -30,6 +30,7 @@ mod gguf_written;
 mod hostile_pictures;
 mod hostile_session;
 mod hostile_tokenizer;
+mod int8_attention;
 mod interrupted;
 mod layers;
 mod memory;
