@@ -23,6 +23,7 @@ mod fault_matrix;
 mod fault_messages;
 mod float16;
 mod footprint;
+mod formats;
 mod gguf_bad_files;
 mod gguf_model;
 mod gguf_quantized;

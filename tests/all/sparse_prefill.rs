@@ -34,7 +34,7 @@ fn state(model: &Qwen3Vl, prompt: &Prompt) -> Vec<f32> {
 #[test]
 fn all_tiles_are_plain_attention_and_fewer_are_not() {
     let dense = model(None);
-    let (long, short) = (prompt(&dense, 2200), prompt(&dense, 500));
+    let (long, short) = (prompt(&dense, 1600), prompt(&dense, 500));
     assert!(long.ids.len() > LEAST_KEYS + 300 && short.ids.len() < LEAST_KEYS, "{}", long.ids.len());
     let states = |share| [&long, &short].map(|prompt| state(&model(share), prompt));
     let [of_long, of_short] = states(None);
@@ -51,7 +51,7 @@ fn all_tiles_are_plain_attention_and_fewer_are_not() {
 fn a_batch_answers_as_a_session() {
     let model = model(Some(0.3));
     let (prompt, options) =
-        (prompt(&model, 2200), Options { max_new_tokens: 6, stop_at_eos: false, ..Options::default() });
+        (prompt(&model, 1600), Options { max_new_tokens: 6, stop_at_eos: false, ..Options::default() });
     let go_on = |_: &str| ControlFlow::Continue(());
     let alone = model.generate_from(&mut model.session().unwrap(), &prompt, &options, go_on).unwrap();
     let mut batch = Batch::new(&model, BatchOptions::with_room(2 * prompt.ids.len())).unwrap();

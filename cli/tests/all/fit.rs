@@ -1,5 +1,6 @@
 //! Plans of memory: what `fit` prints, and that answers are the same in little memory.
 
+use crate::common::extent;
 use crate::common::program::{pascaline, run, stderr, stdout};
 use serde_json::Value;
 use std::path::Path;
@@ -14,6 +15,9 @@ fn json(arguments: &[&str]) -> Value {
 
 #[test]
 fn the_table_of_cards_is_what_fit_prints() {
+    if !extent::all() {
+        return extent::left_out("the table of cards, planned anew");
+    }
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cards.md");
     let written = std::fs::read_to_string(file).expect("docs/cards.md");
     assert!(

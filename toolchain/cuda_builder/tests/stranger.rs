@@ -49,6 +49,7 @@ impl Project {
             Path::new(env!("CARGO_TARGET_TMPDIR")).join("strangers/the target folder"),
         );
         cargo.env_remove("CUDA_BUILDER_PREBUILT");
+        cargo.envs([("CARGO_INCREMENTAL", "0"), ("CARGO_PROFILE_DEV_DEBUG", "false")]); // less to compile, of what is not tested
         cargo
     }
 

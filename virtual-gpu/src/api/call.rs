@@ -13,6 +13,12 @@ unsafe impl Sync for Symbol {}
 
 /// Runs an API function's body; a panic becomes `CUDA_ERROR_UNKNOWN`.
 pub(super) fn answer(body: impl FnOnce() -> Answer) -> u32 {
+    let mut body = Some(body);
+    caught(&mut || body.take().map_or(Err(UNKNOWN), |body| body()))
+}
+
+/// Compiled once, and not for each function.
+fn caught(body: &mut dyn FnMut() -> Answer) -> u32 {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     stream_id::NULL_IS_PER_THREAD.set(false);
     match result {
