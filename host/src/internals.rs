@@ -14,7 +14,6 @@ pub fn address(x: &crate::Tensor) -> u64 {
 
 /// How the modules divide their work, for planning memory.
 pub mod pieces {
-    pub use crate::gpu::attention::prefill_partial_bytes;
     pub use crate::gpu::quant::unfused_gate_rows;
     pub use crate::problem::pieces::{MLP_ROWS, QUANTIZE_PIECE, even_pieces, rows_per_launch};
 }

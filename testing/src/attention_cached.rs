@@ -171,6 +171,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             ((2, 2), [70, 40, 64], false),
             ((2, 1), [64, 129, 80], true),
             ((2, 1), [70, 1100, 128], true),
+            // keys in parts, whose results are as wide as the kernel, for some formats wider than the heads
+            ((2, 1), [33, 600, 64], true),
+            ((2, 2), [40, 1100, 24], false),
         ] {
             add(heads, shape, causal, dtype, format, false, Purpose::Test);
         }

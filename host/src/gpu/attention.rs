@@ -11,7 +11,6 @@ use kernels_gpu::attention::merge::partial_elements;
 use kernels_gpu::attention::prefill::{KEYS_PER_TILE, Prefill, PrefillMerge, QUERIES_PER_BLOCK, rows_merged};
 use kernels_gpu::attention::{self, Kernels};
 use kernels_gpu::device::F16;
-use kernels_gpu::kv::Storage;
 use std::ptr;
 
 /// The most queries for the decode kernels. With more, the prefill kernels waste less on unused rows of their 64-row tiles
@@ -68,32 +67,11 @@ pub(super) fn parts_log2(blocks: u32, kv_len: u32, places: u32) -> u32 {
         .unwrap_or(MAX_PARTS_LOG2)
 }
 
-/// Bytes of the partial results of prefill attention of each of `heads` heads, for planning memory.
-pub fn prefill_partial_bytes(
-    heads: usize,
-    q_len: usize,
-    kv_len: usize,
-    head_dim: usize,
-    multiprocessors: u32,
-) -> usize {
-    let places = Kernels::of(Storage::F32).prefill[by_width(head_dim)].min_blocks * multiprocessors;
-    let blocks = (heads * q_len.div_ceil(QUERIES_PER_BLOCK as usize)) as u32;
-    match q_len {
-        ..=MAX_DECODE_QUERIES => 0,
-        _ => partial_bytes(blocks, parts_log2(blocks, kv_len as u32, places), head_dim),
-    }
-}
-
-/// Bytes of the partial results of `blocks` blocks for each part; a single part has none.
-pub(super) fn partial_bytes(blocks: u32, parts_log2: u32, head_dim: usize) -> usize {
-    let row = partial_elements(padded(head_dim)) as usize * size_of::<f32>();
+/// Bytes of the partial results of `blocks` blocks for each part, of a kernel for `columns`; a single part has none.
+pub(super) fn partial_bytes(blocks: u32, parts_log2: u32, columns: u32) -> usize {
+    let row = partial_elements(columns) as usize * size_of::<f32>();
     let records = if parts_log2 == 0 { 0 } else { (blocks << parts_log2) as usize };
     records * QUERIES_PER_BLOCK as usize * row
-}
-
-/// The kernels' head_dim.
-pub(super) fn padded(head_dim: usize) -> u32 {
-    [64, 128][by_width(head_dim)]
 }
 
 /// How many rows of a prefill grid [heads, rows] are launched longest first. Usually all, so that short blocks fill the gaps
@@ -152,10 +130,11 @@ fn launch_attention<Q: DeviceElement>(
     let multiprocessors = device.properties().multiprocessors;
 
     if problem.q_len > MAX_DECODE_QUERIES {
-        let spec = &kernels.prefill[by_width(problem.head_dim)];
+        let width = by_width(problem.head_dim);
+        let (spec, columns) = (&kernels.prefill[width], kernels.prefill_columns[width]);
         let (heads, rows) = (heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK));
         let parts_log2 = parts_log2(heads * rows, kv_len, spec.min_blocks * multiprocessors);
-        let bytes = partial_bytes(heads * rows, parts_log2, problem.head_dim);
+        let bytes = partial_bytes(heads * rows, parts_log2, columns);
         let partial = DeviceBuffer::uninitialized(device, bytes)?;
         let parameters = Prefill {
             out,
@@ -192,7 +171,7 @@ fn launch_attention<Q: DeviceElement>(
             tiles: rows,
             parts_log2,
             head_dim,
-            d: padded(problem.head_dim),
+            d: columns,
         };
         // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides, spans below
         // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and values are as their format
@@ -254,6 +233,7 @@ mod tests {
     use crate::kv::{KvFormat, KvTensor};
     use crate::memory::device_tests::{cuda_device, turn};
     use crate::{Device, cuda, ops};
+    use kernels_gpu::kv::Storage;
 
     /// The kernel that attention over an empty cache of this format launches.
     fn launched(q: DType, format: KvFormat, head_dim: usize, q_len: usize) -> &'static str {
@@ -280,9 +260,7 @@ mod tests {
         assert_eq!(of(1, 8192, 132), 8, "no more than that");
         assert_eq!([of(1, 384, 132), of(1, 385, 132), of(1, 1023, 132)], [1, 2, 4], "two tiles each");
         assert_eq!([of(1, 0, 132), of(0, 8192, 132)], [1, 8]);
-        assert_eq!(prefill_partial_bytes(16, 8, 8192, 128, 30), 0, "decode kernels");
-        assert_eq!(prefill_partial_bytes(16, 9, 8192, 72, 30), 16 * 4 * 64 * 132 * 4);
-        assert_eq!(prefill_partial_bytes(16, 256, 8192, 64, 30), 0);
+        assert_eq!([partial_bytes(64, 0, 128), partial_bytes(64, 2, 128)], [0, 64 * 4 * 64 * 132 * 4]);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Attention with queries and keys in 8-bit integers: they are rounded by two launches, then multiplied.
 
-use super::attention::{by_width, longest_first, padded, partial_bytes, parts_log2, scale_log2, strides};
+use super::attention::{by_width, longest_first, partial_bytes, parts_log2, scale_log2, strides};
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::{HeadStrides, Problem};
 use crate::{Result, Tensor, TensorMut};
-use kernels_gpu::attention::int8::prefill::{Int8Prefill, SPECS};
+use kernels_gpu::attention::int8::prefill::{COLUMNS, Int8Prefill, SPECS};
 use kernels_gpu::attention::int8::round::{Round, attention_int8_round};
 use kernels_gpu::attention::int8::{ROWS, words};
 use kernels_gpu::attention::prefill::{
@@ -70,12 +70,13 @@ pub(crate) fn int8_attention(
     let q = Rounded::new(device, q, of_q, head_dim, (false, scale_log2(problem)))?;
     let k = Rounded::new(device, k, of_k, head_dim, (true, 1.0))?;
 
-    let spec = &SPECS[by_width(head_dim)];
+    let width = by_width(head_dim);
+    let (spec, columns) = (&SPECS[width], COLUMNS[width]);
     let multiprocessors = device.properties().multiprocessors;
     let (heads, q_len, kv_len) = (heads as u32, q_len as u32, kv_len as u32);
     let rows = q_len.div_ceil(QUERIES_PER_BLOCK);
     let parts_log2 = parts_log2(heads * rows, kv_len, spec.min_blocks * multiprocessors);
-    let partial = DeviceBuffer::uninitialized(device, partial_bytes(heads * rows, parts_log2, head_dim))?;
+    let partial = DeviceBuffer::uninitialized(device, partial_bytes(heads * rows, parts_log2, columns))?;
     let (num_q_heads, out_strides) = (num_q_heads as u32, strides(problem.out));
     let parameters = Int8Prefill {
         out: out.ptr(),
@@ -110,7 +111,7 @@ pub(crate) fn int8_attention(
         tiles: rows,
         parts_log2,
         head_dim: head_dim as u32,
-        d: padded(head_dim),
+        d: columns,
     };
     // SAFETY: `ops` has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and that all tensors are on
     // this stream; a TensorMut overlaps nothing. The launches before write the rounded rows and scales. `partial` has a record for each

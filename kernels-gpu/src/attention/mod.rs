@@ -42,6 +42,8 @@ pub struct Kernels<Q> {
     pub decode: decode::Instances<Decode<Q>>,
     /// Many queries, of head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK), parts of the keys]
     pub prefill: [KernelSpec<Prefill<Q>>; 2],
+    /// The head_dim D of each of these, by which their partial results are laid out.
+    pub prefill_columns: [u32; 2],
     /// Merges the parts.
     pub merge: KernelSpec<PrefillMerge<Q>>,
 }
@@ -50,6 +52,7 @@ pub struct Kernels<Q> {
 pub const OF_F16: Kernels<F16> = Kernels {
     decode: decode::of_f16::INSTANCES[0],
     prefill: prefill::of_f16::SPECS[0],
+    prefill_columns: prefill::of_f16::COLUMNS[0],
     merge: prefill::attention_prefill_merge_f16,
 };
 
@@ -59,6 +62,7 @@ impl Kernels<f32> {
         Self {
             decode: decode::of_f32::INSTANCES[storage as usize],
             prefill: prefill::of_f32::SPECS[storage as usize],
+            prefill_columns: prefill::of_f32::COLUMNS[storage as usize],
             merge: prefill::attention_prefill_merge_f32,
         }
     }

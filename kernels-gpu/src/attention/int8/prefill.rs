@@ -91,6 +91,8 @@ macro_rules! kernels {
 
         /// For heads of up to 64 and up to 128 columns.
         pub const SPECS: [KernelSpec<Int8Prefill>; 2] = [$($name),*];
+        /// The head_dim D of each.
+        pub const COLUMNS: [u32; 2] = [$($d),*];
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
     };

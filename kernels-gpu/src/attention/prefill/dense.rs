@@ -279,6 +279,7 @@ macro_rules! kernels {
 
             pub(in crate::attention) const SPECS: &[[KernelSpec<Prefill<$q>>; 2]] =
                 &[$(by_width(&[$($storage::$width),+])),*];
+            pub(in crate::attention) const COLUMNS: &[[u32; 2]] = &[$(by_width(&[$($d),+])),*];
             /// All of them.
             pub const KERNELS: &[KernelInfo] = &[$($($storage::$width.info(),)+)*];
         }
