@@ -80,8 +80,8 @@ unsafe fn round(p: Round, partial: Shared<f32>) {
     // SAFETY: the grid has a block, so there is a head.
     unsafe { not_zero(heads) };
     let head = strides.offset(plane / heads, plane % heads);
-    // SAFETY: the row is below rows; four columns from a multiple of four on are below head_dim, a multiple of eight.
     let row_of = |row: u32| match column < head_dim {
+        // SAFETY: callers' rows are below `rows`; four columns from a multiple of four on are below head_dim, a multiple of eight.
         true => unsafe { f32::load4(x.add((head + row * strides.row + column) as usize)) },
         false => [0.0; 4],
     };
