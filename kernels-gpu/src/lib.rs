@@ -59,6 +59,7 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     attention::prefill::MERGE,
     attention::prefill::of_f16::KERNELS,
     attention::prefill::of_f32::KERNELS,
+    attention::prefill::of_f32_d80::KERNELS,
     attention::sparse::backward::KERNELS,
     attention::sparse::block_mean::KERNELS,
     attention::sparse::decode::KERNELS,

@@ -4,30 +4,98 @@ use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::ops::{self, Attention};
 use pascaline::{DType, Result, Tensor, TensorMut};
 
+/// The shape of attention, and how its four tensors lie in memory.
 #[derive(Clone, Copy)]
-struct Sdpa {
-    batch: usize,
-    num_q_heads: usize,
-    num_kv_heads: usize,
-    q_len: usize,
-    kv_len: usize,
-    head_dim: usize,
-    causal: bool,
-    /// The types of q and out, and of k and v.
-    dtypes: (DType, DType),
-    view: View,
-    data: Data,
-    purpose: Purpose,
+pub(super) struct Shape {
+    pub batch: usize,
+    pub num_q_heads: usize,
+    pub num_kv_heads: usize,
+    pub q_len: usize,
+    pub kv_len: usize,
+    pub head_dim: usize,
+    pub causal: bool,
+    /// All four are [b, len, heads, head_dim] with two dimensions exchanged.
+    pub swapped: bool,
 }
 
-/// The layout of the tensors in memory.
-#[derive(Clone, Copy, PartialEq)]
-enum View {
-    Contiguous,
+impl Shape {
+    pub const fn new(
+        (num_q_heads, num_kv_heads): (usize, usize),
+        q_len: usize,
+        kv_len: usize,
+        head_dim: usize,
+        causal: bool,
+    ) -> Self {
+        Self { batch: 1, num_q_heads, num_kv_heads, q_len, kv_len, head_dim, causal, swapped: false }
+    }
+
+    /// How many keys query `i` sees.
+    pub fn visible(&self, i: usize) -> usize {
+        if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
+    }
+
+    /// The dimensions in memory order, of a tensor with `len` rows a head.
+    pub fn stored(&self, heads: usize, len: usize) -> [usize; 4] {
+        match self.swapped {
+            true => [self.batch, len, heads, self.head_dim],
+            false => [self.batch, heads, len, self.head_dim],
+        }
+    }
+
+    /// The number of the row in memory that is row `i` of head `head`, of a tensor with `len` rows a head.
+    pub fn row(&self, batch: usize, heads: usize, head: usize, len: usize, i: usize) -> usize {
+        match self.swapped {
+            true => (batch * len + i) * heads + head,
+            false => (batch * heads + head) * len + i,
+        }
+    }
+
+    /// The batch, kv head and query of row `r` in memory of q and the output.
+    pub fn place(&self, r: usize) -> (usize, usize, usize) {
+        let (heads, q_len) = (self.num_q_heads, self.q_len);
+        let (batch, head, i) = match self.swapped {
+            true => (r / heads / q_len, r % heads, r / heads % q_len),
+            false => (r / q_len / heads, r / q_len % heads, r % q_len),
+        };
+        (batch, head / (heads / self.num_kv_heads), i)
+    }
+
+    /// The part of a case's name.
+    pub fn label(&self) -> String {
+        let Self { batch, num_q_heads, num_kv_heads, q_len, kv_len, head_dim, causal, swapped } = *self;
+        let view = if swapped { ",view=swapped" } else { "" };
+        format!(
+            "b={batch},hq={num_q_heads},hkv={num_kv_heads},q={q_len},kv={kv_len},d={head_dim},causal={}{view}",
+            u8::from(causal)
+        )
+    }
+
+    /// Two products of [q_len, kv_len, head_dim]; a causal square counts half, as its masked half is not computed.
+    pub fn flops(&self) -> f64 {
+        let keys: usize = match self.causal {
+            true if self.q_len == self.kv_len => self.q_len * self.kv_len / 2,
+            true => (0..self.q_len).map(|i| self.visible(i)).sum(),
+            false => self.q_len * self.kv_len,
+        };
+        4.0 * (self.batch * self.num_q_heads * self.head_dim) as f64 * keys as f64
+    }
+
+    /// Of q, out, k and v, with elements of these sizes in q and out and in k and v.
+    pub fn bytes(&self, [q, kv]: [usize; 2]) -> f64 {
+        let (q, kv) = (2 * self.num_q_heads * self.q_len * q, 2 * self.num_kv_heads * self.kv_len * kv);
+        (self.batch * self.head_dim * (q + kv)) as f64
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Sdpa {
+    shape: Shape,
+    /// The types of q and out, and of k and v.
+    dtypes: (DType, DType),
     /// k and v are the first kv_len rows of caches with [`SPARE`] more, which hold NaN.
-    Cache,
-    /// All four are [b, len, heads, head_dim] with two dimensions exchanged.
-    Swapped,
+    cache: bool,
+    data: Data,
+    purpose: Purpose,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,19 +116,8 @@ const MIXED: (DType, DType) = (DType::F32, DType::F16);
 
 impl Sdpa {
     const fn new(heads: (usize, usize), q_len: usize, kv_len: usize, head_dim: usize, causal: bool) -> Self {
-        Self {
-            batch: 1,
-            num_q_heads: heads.0,
-            num_kv_heads: heads.1,
-            q_len,
-            kv_len,
-            head_dim,
-            causal,
-            dtypes: F32,
-            view: View::Contiguous,
-            data: Data::Normal,
-            purpose: Purpose::Test,
-        }
+        let shape = Shape::new(heads, q_len, kv_len, head_dim, causal);
+        Self { shape, dtypes: F32, cache: false, data: Data::Normal, purpose: Purpose::Test }
     }
 
     const fn dtypes(mut self, dtypes: (DType, DType)) -> Self {
@@ -68,8 +125,10 @@ impl Sdpa {
         self
     }
 
-    const fn view(mut self, view: View) -> Self {
-        self.view = view;
+    /// The first rows of caches, or two dimensions exchanged.
+    const fn view(mut self, cache: bool) -> Self {
+        self.cache = cache;
+        self.shape.swapped = !cache;
         self
     }
 
@@ -79,7 +138,7 @@ impl Sdpa {
     }
 
     const fn batch(mut self, batch: usize) -> Self {
-        self.batch = batch;
+        self.shape.batch = batch;
         self
     }
 
@@ -120,6 +179,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         ((4, 2), 130, 2100, 128, F32),
         ((1, 1), 600, 600, 64, F32),
         ((2, 2), 700, 520, 72, F32),
+        ((3, 1), 70, 1030, 80, F32),
         ((2, 1), 65, 1025, 128, F16),
         ((2, 2), 64, 900, 64, MIXED),
         ((3, 1), 70, 1030, 80, MIXED),
@@ -135,7 +195,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         (40, (3, 3), MIXED),
         (64, (4, 2), F16),
         (72, (2, 2), F32),
+        (80, (2, 1), F32),
         (80, (8, 1), F16),
+        (88, (1, 1), F32),
         (96, (2, 1), MIXED),
         (128, (2, 1), F32),
         (128, (2, 2), F16),
@@ -168,19 +230,22 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     cases.push(Sdpa::new((8, 1), 1, 513, 128, false).dtypes(F16));
     cases.push(Sdpa::new((8, 1), 3, 200, 72, true).dtypes(MIXED));
     // views
-    for view in [View::Cache, View::Swapped] {
+    for cache in [true, false] {
         for (q_len, kv_len) in [(1, 300), (4, 33), (40, 70), (40, 570)] {
-            cases.push(Sdpa::new((4, 2), q_len, kv_len, 128, true).batch(2).view(view));
-            cases.push(Sdpa::new((4, 4), q_len, kv_len, 72, false).batch(2).view(view).dtypes(F16));
+            cases.push(Sdpa::new((4, 2), q_len, kv_len, 128, true).batch(2).view(cache));
+            cases.push(Sdpa::new((4, 4), q_len, kv_len, 72, false).batch(2).view(cache).dtypes(F16));
+            cases.push(Sdpa::new((4, 4), q_len, kv_len, 72, false).batch(2).view(cache));
         }
     }
     // hard data
     for data in [Data::Outliers, Data::Negative] {
         for q_len in [1, 66] {
             cases.push(Sdpa::new((2, 1), q_len, 200, 64, false).data(data));
+            cases.push(Sdpa::new((2, 1), q_len, 200, 72, false).data(data));
             cases.push(Sdpa::new((2, 1), q_len, 200, 128, true).data(data).dtypes(F16));
         }
     }
+    cases.push(Sdpa::new((16, 16), 4096, 4096, 72, false).bench()); // the tower of the 8B size, 1024 × 1024
     for dtypes in [F32, F16] {
         for (heads, len, head_dim) in [
             ((16, 8), 1024, 128),
@@ -203,33 +268,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 }
 
 impl Sdpa {
-    /// How many keys query `i` sees.
-    fn visible(&self, i: usize) -> usize {
-        if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
-    }
-
-    /// The dimensions in memory order, of a tensor with `len` rows a head.
-    fn stored(&self, heads: usize, len: usize) -> [usize; 4] {
-        match self.view {
-            View::Swapped => [self.batch, len, heads, self.head_dim],
-            _ => [self.batch, heads, len, self.head_dim],
-        }
-    }
-
     /// Rows of k and v in memory.
     fn kv_rows(&self) -> usize {
-        match self.view {
-            View::Cache => self.kv_len + SPARE,
-            _ => self.kv_len,
-        }
-    }
-
-    /// The number of the row in memory that is row `i` of head `head`.
-    fn row(&self, batch: usize, heads: usize, head: usize, len: usize, i: usize) -> usize {
-        match self.view {
-            View::Swapped => (batch * len + i) * heads + head,
-            _ => (batch * heads + head) * len + i,
-        }
+        self.shape.kv_len + if self.cache { SPARE } else { 0 }
     }
 }
 
@@ -266,22 +307,8 @@ impl Case for Sdpa {
             (q, kv) if q == kv => q.to_string(),
             (q, kv) => format!("{q}_{kv}"),
         };
-        let view = match self.view {
-            View::Contiguous => "",
-            View::Cache => ",view=cache",
-            View::Swapped => ",view=swapped",
-        };
-        let data = data::label(self.data);
-        let id = format!(
-            "attention_{types}/b={},hq={},hkv={},q={},kv={},d={},causal={}{view}{data}",
-            self.batch,
-            self.num_q_heads,
-            self.num_kv_heads,
-            self.q_len,
-            self.kv_len,
-            self.head_dim,
-            u8::from(self.causal),
-        );
+        let view = if self.cache { ",view=cache" } else { "" };
+        let id = format!("attention_{types}/{}{view}{}", self.shape.label(), data::label(self.data));
         // A score that is off by δ changes the result, a mean of values below 3.5, by 7 δ at most, and by less than δ
         // where many keys count. In normal data δ is below 2⁻²¹: 2⁻²⁴ times the sum of |q·k| · scale, about 8, and
         // ex2's 2⁻²². The hard data's scores are 2⁶ (negative) and up to 2¹² times as large where they still compete.
@@ -295,7 +322,7 @@ impl Case for Sdpa {
             op: "attention",
             id,
             purpose: self.purpose,
-            output: (self.stored(self.num_q_heads, self.q_len).into(), self.dtypes.0),
+            output: (self.shape.stored(self.shape.num_q_heads, self.shape.q_len).into(), self.dtypes.0),
             tolerance,
         }
     }
@@ -306,8 +333,8 @@ impl Case for Sdpa {
             Data::Outliers => data::outliers,
             _ => data::normal,
         };
-        let q_shape = self.stored(self.num_q_heads, self.q_len);
-        let kv_shape = self.stored(self.num_kv_heads, self.kv_rows());
+        let q_shape = self.shape.stored(self.shape.num_q_heads, self.shape.q_len);
+        let kv_shape = self.shape.stored(self.shape.num_kv_heads, self.kv_rows());
         let mut q = hard(&id, "q", q_shape, self.dtypes.0);
         let mut k = hard(&id, "k", kv_shape, self.dtypes.1);
         let mut v = data::normal(&id, "v", kv_shape, self.dtypes.1);
@@ -317,11 +344,11 @@ impl Case for Sdpa {
             q = HostTensor::new(q.shape, q.dtype, q.values);
             k = HostTensor::new(k.shape, k.dtype, k.values);
         }
-        if self.view == View::Cache {
-            let d = self.head_dim;
+        if self.cache {
+            let d = self.shape.head_dim;
             for x in [&mut k, &mut v] {
                 for head in x.values.chunks_exact_mut(self.kv_rows() * d) {
-                    head[self.kv_len * d..].fill(f32::NAN);
+                    head[self.shape.kv_len * d..].fill(f32::NAN);
                 }
             }
         }
@@ -329,54 +356,40 @@ impl Case for Sdpa {
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
-        let options = Attention { scale: None, causal: self.causal };
+        let Shape { kv_len, causal, swapped, .. } = self.shape;
+        let options = Attention { scale: None, causal };
         let [q, k, v] = inputs else { unreachable!("three inputs") };
-        match self.view {
-            View::Contiguous => ops::attention_into(y, q, k, v, &options),
-            View::Cache => {
-                let (k, v) = (k.narrow(2, 0, self.kv_len)?, v.narrow(2, 0, self.kv_len)?);
-                ops::attention_into(y, q, &k, &v, &options)
-            }
-            View::Swapped => {
-                let (q, k, v) = (q.swap_dims(1, 2)?, k.swap_dims(1, 2)?, v.swap_dims(1, 2)?);
-                ops::attention_into(y.swap_dims(1, 2)?, &q, &k, &v, &options)
-            }
+        if self.cache {
+            ops::attention_into(y, q, &k.narrow(2, 0, kv_len)?, &v.narrow(2, 0, kv_len)?, &options)
+        } else if swapped {
+            let (q, k, v) = (q.swap_dims(1, 2)?, k.swap_dims(1, 2)?, v.swap_dims(1, 2)?);
+            ops::attention_into(y.swap_dims(1, 2)?, &q, &k, &v, &options)
+        } else {
+            ops::attention_into(y, q, k, v, &options)
         }
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
-        let (d, heads) = (self.head_dim, self.num_q_heads);
-        let mut out = Vec::with_capacity(rows.len() * d);
+        let shape = &self.shape;
+        let mut out = Vec::with_capacity(rows.len() * shape.head_dim);
         for &r in rows {
-            let (batch, head, i) = match self.view {
-                View::Swapped => (r / heads / self.q_len, r % heads, r / heads % self.q_len),
-                _ => (r / self.q_len / heads, r / self.q_len % heads, r % self.q_len),
-            };
-            let kv_head = head / (heads / self.num_kv_heads);
-            let kv_row = |j| self.row(batch, self.num_kv_heads, kv_head, self.kv_rows(), j);
-            let keys = (0..self.visible(i)).map(|j| (inputs[1].row(kv_row(j)), inputs[2].row(kv_row(j))));
+            let (batch, kv_head, i) = shape.place(r);
+            let kv_row = |j| shape.row(batch, shape.num_kv_heads, kv_head, self.kv_rows(), j);
+            let keys = (0..shape.visible(i)).map(|j| (inputs[1].row(kv_row(j)), inputs[2].row(kv_row(j))));
             out.extend(naive(inputs[0].row(r), keys));
         }
         out
     }
 
-    /// Two products of [q_len, kv_len, head_dim]; a causal square counts half, as its masked half is not computed.
     fn flops(&self) -> f64 {
-        let keys: usize = match self.causal {
-            true if self.q_len == self.kv_len => self.q_len * self.kv_len / 2,
-            true => (0..self.q_len).map(|i| self.visible(i)).sum(),
-            false => self.q_len * self.kv_len,
-        };
-        4.0 * (self.batch * self.num_q_heads * self.head_dim) as f64 * keys as f64
+        self.shape.flops()
     }
 
     fn bytes(&self) -> f64 {
-        let q = 2 * self.num_q_heads * self.q_len * self.dtypes.0.size();
-        let kv = 2 * self.num_kv_heads * self.kv_len * self.dtypes.1.size();
-        (self.batch * self.head_dim * (q + kv)) as f64
+        self.shape.bytes([self.dtypes.0.size(), self.dtypes.1.size()])
     }
 
     fn compute_bound(&self) -> bool {
-        self.q_len > 8
+        self.shape.q_len > 8
     }
 }

@@ -1,22 +1,14 @@
 //! Attention with queries and keys in 8-bit integers. The reference rounds as the op is defined, in f32, and then follows the definition
 //! of attention.
 
-use super::attention::{NORMAL, naive, tolerance};
+use super::attention::{NORMAL, Shape, naive, tolerance};
 use super::{About, Case, HostTensor, Purpose, data};
 use pascaline::ops::{self, Attention};
 use pascaline::{DType, Result, Tensor, TensorMut};
 
 #[derive(Clone, Copy)]
 struct Int8 {
-    batch: usize,
-    num_q_heads: usize,
-    num_kv_heads: usize,
-    q_len: usize,
-    kv_len: usize,
-    head_dim: usize,
-    causal: bool,
-    /// All four are [b, len, heads, head_dim] with two dimensions exchanged.
-    swapped: bool,
+    shape: Shape,
     data: Data,
     purpose: Purpose,
 }
@@ -33,18 +25,12 @@ enum Data {
 }
 
 pub fn cases() -> Vec<Box<dyn Case>> {
-    let new = |heads: (usize, usize), q_len, kv_len, head_dim, causal| Int8 {
-        batch: 1,
-        num_q_heads: heads.0,
-        num_kv_heads: heads.1,
-        q_len,
-        kv_len,
-        head_dim,
-        causal,
-        swapped: false,
+    let new = |heads, q_len, kv_len, head_dim, causal| Int8 {
+        shape: Shape::new(heads, q_len, kv_len, head_dim, causal),
         data: Data::Normal,
         purpose: Purpose::Test,
     };
+    let swapped = |case: Int8, batch| Int8 { shape: Shape { batch, swapped: true, ..case.shape }, ..case };
     let mut cases = Vec::new();
     // lengths around the edges of tiles and of the samples
     for (q_len, kv_len) in [
@@ -76,21 +62,20 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         (128, (4, 2)),
     ] {
         cases.push(new(heads, 70, 140, head_dim, false));
-        cases.push(Int8 { batch: 2, swapped: true, ..new(heads, 33, 65, head_dim, true) });
+        cases.push(swapped(new(heads, 33, 65, head_dim, true), 2));
     }
     // keys in parts, and hard data
-    cases.push(new((2, 1), 65, 1025, 128, true));
+    for head_dim in [72, 128] {
+        cases.push(new((2, 1), 65, 1025, head_dim, true));
+    }
     for data in [Data::Offset, Data::Outliers, Data::Zeros] {
         cases.push(Int8 { data, ..new((2, 1), 66, 200, 64, false) });
-        cases.push(Int8 { data, swapped: true, ..new((2, 1), 66, 200, 72, true) });
+        cases.push(Int8 { data, ..swapped(new((2, 1), 66, 200, 72, true), 1) });
     }
     // the vision towers of the 2B and of the 8B size, 1024 × 1024
     for head_dim in [64, 72] {
-        cases.push(Int8 {
-            purpose: Purpose::Bench,
-            swapped: true,
-            ..new((16, 16), 4096, 4096, head_dim, false)
-        });
+        cases
+            .push(Int8 { purpose: Purpose::Bench, ..swapped(new((16, 16), 4096, 4096, head_dim, false), 1) });
     }
     cases.into_iter().map(|case| Box::new(case) as Box<dyn Case>).collect()
 }
@@ -108,44 +93,16 @@ fn rounded(row: &[f32], mean: &[f32]) -> Vec<f32> {
     row.iter().map(|x| (x * inverse).round_ties_even().clamp(-127.0, 127.0) * scale).collect()
 }
 
-impl Int8 {
-    fn visible(&self, i: usize) -> usize {
-        if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
-    }
-
-    /// The dimensions in memory order, of a tensor with `len` rows a head.
-    fn stored(&self, heads: usize, len: usize) -> [usize; 4] {
-        match self.swapped {
-            true => [self.batch, len, heads, self.head_dim],
-            false => [self.batch, heads, len, self.head_dim],
-        }
-    }
-
-    /// The number of the row in memory that is row `i` of head `head`.
-    fn row(&self, batch: usize, heads: usize, head: usize, len: usize, i: usize) -> usize {
-        match self.swapped {
-            true => (batch * len + i) * heads + head,
-            false => (batch * heads + head) * len + i,
-        }
-    }
-}
-
 impl Case for Int8 {
     fn about(&self) -> About {
-        let Self { batch, num_q_heads, num_kv_heads, q_len, kv_len, head_dim, causal, .. } = self;
-        let view = if self.swapped { ",view=swapped" } else { "" };
-        let id = format!(
-            "int8_attention_f32/b={batch},hq={num_q_heads},hkv={num_kv_heads},q={q_len},kv={kv_len},d={head_dim},causal={}{view}{}",
-            u8::from(*causal),
-            data::label(self.data),
-        );
+        let id = format!("int8_attention_f32/{}{}", self.shape.label(), data::label(self.data));
         // of rounded queries and keys, whose products are exact, as attention's
         let abs = if self.data == Data::Outliers { 2e-3 } else { NORMAL };
         About {
             op: "int8_attention",
             id,
             purpose: self.purpose,
-            output: (self.stored(self.num_q_heads, self.q_len).into(), DType::F32),
+            output: (self.shape.stored(self.shape.num_q_heads, self.shape.q_len).into(), DType::F32),
             tolerance: tolerance(DType::F32, abs),
         }
     }
@@ -153,12 +110,12 @@ impl Case for Int8 {
     fn inputs(&self) -> Vec<HostTensor> {
         let id = self.id();
         let values = |argument, heads, len| {
-            let shape = self.stored(heads, len);
+            let shape = self.shape.stored(heads, len);
             let mut x = match self.data {
                 Data::Outliers if argument != "v" => data::outliers(&id, argument, shape, DType::F32),
                 _ => data::normal(&id, argument, shape, DType::F32),
             };
-            for (i, row) in x.values.chunks_mut(self.head_dim).enumerate() {
+            for (i, row) in x.values.chunks_mut(self.shape.head_dim).enumerate() {
                 match self.data {
                     Data::Offset if argument == "k" => row.iter_mut().step_by(5).for_each(|x| *x += 20.0),
                     Data::Zeros if argument != "v" && i % 3 == 0 => row.fill(0.0),
@@ -167,14 +124,18 @@ impl Case for Int8 {
             }
             x
         };
-        let (q, kv) = ((self.num_q_heads, self.q_len), (self.num_kv_heads, self.kv_len));
-        vec![values("q", q.0, q.1), values("k", kv.0, kv.1), values("v", kv.0, kv.1)]
+        let Shape { num_q_heads, num_kv_heads, q_len, kv_len, .. } = self.shape;
+        vec![
+            values("q", num_q_heads, q_len),
+            values("k", num_kv_heads, kv_len),
+            values("v", num_kv_heads, kv_len),
+        ]
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
-        let options = Attention { scale: None, causal: self.causal };
+        let options = Attention { scale: None, causal: self.shape.causal };
         let [q, k, v] = inputs else { unreachable!("three inputs") };
-        if !self.swapped {
+        if !self.shape.swapped {
             return ops::int8_attention_into(y, q, k, v, &options);
         }
         let (q, k, v) = (q.swap_dims(1, 2)?, k.swap_dims(1, 2)?, v.swap_dims(1, 2)?);
@@ -183,17 +144,13 @@ impl Case for Int8 {
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let [q, k, v] = inputs else { unreachable!("three inputs") };
-        let (d, heads, kv_heads) = (self.head_dim, self.num_q_heads, self.num_kv_heads);
-        let zeros = vec![0.0; d];
+        let Shape { num_kv_heads, kv_len, head_dim, .. } = self.shape;
+        let zeros = vec![0.0; head_dim];
         let mut keys_of = std::collections::HashMap::new();
-        let mut out = Vec::with_capacity(rows.len() * d);
+        let mut out = Vec::with_capacity(rows.len() * head_dim);
         for &r in rows {
-            let (batch, head, i) = match self.swapped {
-                true => (r / heads / self.q_len, r % heads, r / heads % self.q_len),
-                false => (r / self.q_len / heads, r / self.q_len % heads, r % self.q_len),
-            };
-            let kv_head = head / (heads / kv_heads);
-            let row = |j| self.row(batch, kv_heads, kv_head, self.kv_len, j);
+            let (batch, kv_head, i) = self.shape.place(r);
+            let row = |j| self.shape.row(batch, num_kv_heads, kv_head, kv_len, j);
             let keys: &Vec<Vec<f32>> = keys_of.entry((batch, kv_head)).or_insert_with(|| {
                 let add = |mut sum: Vec<f32>, x: &[f32]| {
                     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
@@ -201,14 +158,14 @@ impl Case for Int8 {
                 };
                 let partial = |part: usize| {
                     (part * IN_ORDER..(part + 1) * IN_ORDER)
-                        .fold(zeros.clone(), |sum, s| add(sum, k.row(row(s * self.kv_len / SAMPLES))))
+                        .fold(zeros.clone(), |sum, s| add(sum, k.row(row(s * kv_len / SAMPLES))))
                 };
-                let sums = (0..if self.kv_len > 0 { SAMPLES / IN_ORDER } else { 0 }).map(partial);
+                let sums = (0..if kv_len > 0 { SAMPLES / IN_ORDER } else { 0 }).map(partial);
                 let sum = sums.fold(zeros.clone(), |sum, partial| add(sum, &partial));
                 let mean: Vec<f32> = sum.iter().map(|sum| sum / SAMPLES as f32).collect();
-                (0..self.kv_len).map(|j| rounded(k.row(row(j)), &mean)).collect()
+                (0..kv_len).map(|j| rounded(k.row(row(j)), &mean)).collect()
             });
-            let keys = (0..self.visible(i)).map(|j| (&keys[j][..], v.row(row(j))));
+            let keys = (0..self.shape.visible(i)).map(|j| (&keys[j][..], v.row(row(j))));
             out.extend(naive(&rounded(q.row(r), &zeros), keys));
         }
         out
@@ -216,13 +173,11 @@ impl Case for Int8 {
 
     /// As attention: the products of integers count like others.
     fn flops(&self) -> f64 {
-        let keys: usize = (0..self.q_len).map(|i| self.visible(i)).sum();
-        4.0 * (self.batch * self.num_q_heads * self.head_dim) as f64 * keys as f64
+        self.shape.flops()
     }
 
     fn bytes(&self) -> f64 {
-        let rows = 2 * self.num_q_heads * self.q_len + 2 * self.num_kv_heads * self.kv_len;
-        (self.batch * self.head_dim * rows * size_of::<f32>()) as f64
+        self.shape.bytes([size_of::<f32>(); 2])
     }
 
     fn compute_bound(&self) -> bool {

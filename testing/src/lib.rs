@@ -31,6 +31,7 @@ mod misaligned;
 mod optimizer;
 mod paged_attention;
 pub mod quant;
+mod quant_linear;
 mod quant_rows;
 mod quantize;
 mod reduce;
@@ -59,6 +60,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         linear::cases,
         lora::cases,
         quant::cases,
+        quant_linear::cases,
         quant_rows::cases,
         quantize::cases,
         softmax::cases,

@@ -109,16 +109,48 @@ fn same_rows(want: &QuantRows, got: &QuantRows, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// One pass gives the bits that two do: both sum in the same order.
+/// A row alone, normalised and quantised by the kernel of its product, has the bits that it has among others; also where gates and ups are
+/// multiplied.
+#[test]
+fn a_normed_row_alone_is_that_among_others() -> Result<()> {
+    let device = common::cuda_device();
+    let bits = |values: Vec<f32>| -> Vec<Option<u32>> {
+        values.into_iter().map(|x| (!x.is_nan()).then_some(x.to_bits())).collect()
+    };
+    for (m, cols) in [(6, 100), (7, 1028), (3, 2048), (2, 5120), (7, 8192)] {
+        let x = Tensor::from_slice(&hard_rows(m, cols), [m, cols], &device)?;
+        let weight = Tensor::randn([cols], DType::F32, 3, &device)?;
+        let rows = ops::rms_norm_rows(&x, &weight, 1e-6)?;
+        for &format in common::extent::first_of(2, &FORMATS, "formats of products with a norm") {
+            let w = ops::quantize(&Tensor::randn([70, cols], DType::F32, 4, &device)?, format)?;
+            let mut products = Tensor::uninitialized([m, 70], DType::F32, &device)?;
+            ops::quant_matmul_rows_into(products.view_mut()?, &rows, &w, &Epilogue::default())?;
+            for (activation, kernel) in [(Activation::Identity, "vector1"), (Activation::SwiGlu, "gated1")] {
+                let want = ops::activate(&products, None, activation)?;
+                let epilogue = Epilogue { activation, ..Epilogue::default() };
+                for row in 0..m {
+                    let alone = x.narrow(0, row, 1)?;
+                    let (got, launched) =
+                        cuda::trace(|| ops::quant_linear(&alone, &w, Some((&weight, 1e-6)), &epilogue));
+                    assert_eq!(launched, [&*format!("quant_{kernel}_{}", name(format))]);
+                    let (want, got) = (want.narrow(0, row, 1)?.to_vec()?, got?.to_vec()?);
+                    assert_eq!(
+                        bits(want),
+                        bits(got),
+                        "{} {activation:?} {row} of [{m}, {cols}]",
+                        name(format)
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One pass gives the bits that two do.
 #[test]
 fn fused_rows_are_those_of_separate_passes() -> Result<()> {
     let device = common::cuda_device();
-    for (m, cols) in [(2, 1028), (3, 2048), (1, 5120), (2, 8192)] {
-        let x = Tensor::from_slice(&hard_rows(m, cols), [m, cols], &device)?;
-        let weight = Tensor::randn([cols], DType::F32, 3, &device)?;
-        let want = ops::quantize_rows(&ops::rms_norm(&x, &weight, 1e-6)?)?;
-        same_rows(&want, &ops::rms_norm_rows(&x, &weight, 1e-6)?, &format!("norm [{m}, {cols}]"))?;
-    }
     // enough for tiles of 128 rows on any GPU; ragged in every direction; with 44 rows after the last whole tile
     for (m, launches) in [(230, 1), (300, 4)] {
         let (cols, k) = (4001, 96);
@@ -150,13 +182,13 @@ fn a_change_beside_a_row_is_one_launch() -> Result<()> {
     let plain = Epilogue::default();
     for format in FORMATS {
         let w = ops::quantize(&randn([n, k], 4)?, format)?;
-        let (first, launched) = cuda::trace(|| ops::quant_lora(&x, &w, [&a, &b], &plain));
+        let (first, launched) = cuda::trace(|| ops::quant_lora(&x, &w, None, [&a, &b], &plain));
         assert_eq!(launched, [&*format!("quant_lora_{}", name(format))]);
-        let again = ops::quant_lora(&x, &w, [&a, &b], &plain)?;
+        let again = ops::quant_lora(&x, &w, None, [&a, &b], &plain)?;
         assert_eq!(first?.to_vec::<f32>()?, again.to_vec::<f32>()?);
     }
     let w = ops::quantize(&randn([n, k], 4)?, Format::Q4_0)?;
-    let refused = |x: &Tensor, a: &Tensor, b: &Tensor| ops::quant_lora(x, &w, [a, b], &plain).map(drop);
+    let refused = |x: &Tensor, a: &Tensor, b: &Tensor| ops::quant_lora(x, &w, None, [a, b], &plain).map(drop);
     let narrow = randn([rank, k - 32], 1)?;
     assert!(matches!(refused(&x, &narrow, &b), Err(Error::Shape { argument: "a", .. })));
     assert!(matches!(refused(&x, &a, &randn([n, 6], 1)?), Err(Error::Shape { argument: "b", .. })));

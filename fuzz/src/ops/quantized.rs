@@ -153,13 +153,19 @@ fn quant_lora(call: &mut Call) -> Result<()> {
     let x = call.input(&dims, DType::F32)?;
     let w = matrix(call, n, k, format)?;
     let (a, b) = (call.input(&[rank, k], DType::F32)?, call.input(&[n, rank], DType::F32)?);
+    let norm = if call.below(4) == 1 { Some(call.input(&[k], DType::F32)?) } else { None };
     let bias = if call.below(2) == 1 { Some(call.input(&[n], DType::F32)?) } else { None };
     dims[last] = if activation == ops::Activation::SwiGlu { n / 2 } else { n };
     let [abs, rel] = product(k);
     let sums = (rank as f64).sqrt() * (6.0 + 2.0 * k as f64) * f64::from(f32::EPSILON);
-    let mut y = call.output(&dims, DType::F32, [16.0 * (abs + sums), rel])?;
+    let tolerance = match norm {
+        Some(_) => [0.5 + k as f64 * 0.05, 0.05], // as in `multiply`
+        None => [16.0 * (abs + sums), rel],
+    };
+    let mut y = call.output(&dims, DType::F32, tolerance)?;
     let epilogue = Epilogue { bias: bias.as_ref(), activation, residual: None };
-    into!(call, y => ops::quant_lora_into(y.view()?, &x, &w, [&a, &b], &epilogue))
+    let norm = norm.as_ref().map(|weight| (weight, 1e-5));
+    into!(call, y => ops::quant_lora_into(y.view()?, &x, &w, norm, [&a, &b], &epilogue))
 }
 
 type Multiply =

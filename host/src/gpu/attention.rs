@@ -6,10 +6,11 @@ use crate::kv::KvView;
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::{HeadStrides, Problem};
 use crate::{DType, Result, Tensor, TensorMut};
+use cuda_std::{KernelParams, KernelSpec};
 use kernels_gpu::attention::decode::{Decode, Instance, Instances};
 use kernels_gpu::attention::merge::partial_elements;
 use kernels_gpu::attention::prefill::{KEYS_PER_TILE, Prefill, PrefillMerge, QUERIES_PER_BLOCK, rows_merged};
-use kernels_gpu::attention::{self, Kernels};
+use kernels_gpu::attention::{self, Kernels, Width};
 use kernels_gpu::device::F16;
 use std::ptr;
 
@@ -25,6 +26,12 @@ const MIN_SPLIT_KEYS: usize = 64;
 /// The addresses of keys or values and of their scales. A `KvTensor` has them as its format says.
 pub(super) fn pointers(x: KvView) -> (*const u8, *const F16) {
     (x.values.address() as *const u8, x.scales.map_or(ptr::null(), Tensor::ptr))
+}
+
+/// The narrowest of these kernels for this head_dim.
+pub(super) fn for_columns<P>(kernels: &[Width<P>], head_dim: usize) -> &Width<P> {
+    let fits = |kernel: &&Width<P>| head_dim <= kernel.columns as usize;
+    kernels.iter().find(fits).unwrap_or(&kernels[kernels.len() - 1])
 }
 
 /// The index of the kernels for this head_dim.
@@ -92,6 +99,59 @@ pub(super) fn strides(HeadStrides { batch, head, row }: HeadStrides) -> attentio
     attention::Strides { batch: batch as u32, head: head as u32, row: row as u32 }
 }
 
+/// The parts of the keys of a prefill launch.
+pub(super) struct Parts {
+    pub log2: u32,
+    /// Rows of the grid that are launched longest first.
+    pub longest_first: u32,
+    /// A record for each block, if there are several parts.
+    pub partial: *mut f32,
+}
+
+/// Launches a kernel for many queries with the parameters for its parts of the keys, and `merge` for several parts.
+///
+/// # Safety
+/// With a valid `partial`, the parameters fulfil the kernel's contract for this problem and its grid [heads, rows of blocks,
+/// parts]. `out` is their output.
+pub(super) unsafe fn prefill<P: KernelParams, Q: DeviceElement>(
+    device: &CudaDevice,
+    &Width { columns, ref spec }: &Width<P>,
+    merge: &KernelSpec<PrefillMerge<Q>>,
+    out: *mut Q,
+    problem: &Problem,
+    parameters: impl FnOnce(Parts) -> P,
+) -> Result<()> {
+    let (heads, q_len) = ((problem.batch * problem.num_q_heads) as u32, problem.q_len as u32);
+    let rows = q_len.div_ceil(QUERIES_PER_BLOCK);
+    let multiprocessors = device.properties().multiprocessors;
+    let log2 = parts_log2(heads * rows, problem.kv_len as u32, spec.min_blocks * multiprocessors);
+    let longest_first = match log2 {
+        0 => longest_first(heads, rows, spec.min_blocks, multiprocessors),
+        _ => rows,
+    };
+    let buffer = DeviceBuffer::uninitialized(device, partial_bytes(heads * rows, log2, columns))?;
+    let partial = buffer.ptr();
+    let parameters = parameters(Parts { log2, longest_first, partial });
+    // SAFETY: this function's contract. The buffer has a record, as wide as this kernel's, for each block of more than one part.
+    unsafe { device.launch(spec, [heads, rows, 1 << log2], &parameters)? };
+    if log2 == 0 {
+        return Ok(());
+    }
+    let merged = PrefillMerge {
+        out,
+        partial,
+        out_strides: strides(problem.out),
+        num_q_heads: problem.num_q_heads as u32,
+        q_len,
+        tiles: rows,
+        parts_log2: log2,
+        head_dim: problem.head_dim as u32,
+        d: columns,
+    };
+    // SAFETY: the launch before has written the records; they are freed after this one. Its output is this one's.
+    unsafe { device.launch(merge, [heads, q_len.div_ceil(rows_merged(columns)), 1], &merged) }
+}
+
 pub(crate) fn attention(
     device: &CudaDevice,
     out: TensorMut,
@@ -130,61 +190,34 @@ fn launch_attention<Q: DeviceElement>(
     let multiprocessors = device.properties().multiprocessors;
 
     if problem.q_len > MAX_DECODE_QUERIES {
-        let width = by_width(problem.head_dim);
-        let (spec, columns) = (&kernels.prefill[width], kernels.prefill_columns[width]);
-        let (heads, rows) = (heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK));
-        let parts_log2 = parts_log2(heads * rows, kv_len, spec.min_blocks * multiprocessors);
-        let bytes = partial_bytes(heads * rows, parts_log2, columns);
-        let partial = DeviceBuffer::uninitialized(device, bytes)?;
-        let parameters = Prefill {
-            out,
-            q,
-            k,
-            v,
-            out_strides,
-            q_strides,
-            k_strides,
-            v_strides,
-            num_q_heads,
-            group,
-            q_len,
-            kv_len,
-            head_dim,
-            scale_log2,
-            causal,
-            longest_first: match parts_log2 {
-                0 => longest_first(heads, rows, spec.min_blocks, multiprocessors),
-                _ => rows,
-            },
-            parts_log2,
-            partial: partial.ptr(),
-            exponent_bits,
-            k_scales,
-            v_scales,
-        };
-        let merge = PrefillMerge {
-            out,
-            partial: partial.ptr(),
-            out_strides,
-            num_q_heads,
-            q_len,
-            tiles: rows,
-            parts_log2,
-            head_dim,
-            d: columns,
-        };
+        let kernel = for_columns(kernels.prefill, problem.head_dim);
         // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides, spans below
-        // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and values are as their format
-        // says. `partial` has a record for each block of more than one part, which the first launch writes; it is freed after
-        // the launches.
-        unsafe {
-            device.launch(spec, [heads, rows, 1 << parts_log2], &parameters)?;
-            return if parts_log2 > 0 {
-                device.launch(&kernels.merge, [heads, q_len.div_ceil(rows_merged(merge.d)), 1], &merge)
-            } else {
-                Ok(())
-            };
-        }
+        // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and values are as their format says.
+        return unsafe {
+            prefill(device, kernel, &kernels.merge, out, problem, |parts| Prefill {
+                out,
+                q,
+                k,
+                v,
+                out_strides,
+                q_strides,
+                k_strides,
+                v_strides,
+                num_q_heads,
+                group,
+                q_len,
+                kv_len,
+                head_dim,
+                scale_log2,
+                causal,
+                longest_first: parts.longest_first,
+                parts_log2: parts.log2,
+                partial: parts.partial,
+                exponent_bits,
+                k_scales,
+                v_scales,
+            })
+        };
     }
 
     let rows = problem.group() * problem.q_len;
@@ -266,14 +299,15 @@ mod tests {
     #[test]
     fn the_kernel_follows_types_formats_widths_and_queries() {
         let _turn = turn();
-        for (q, format, types) in [
-            (DType::F32, KvFormat::F32, "f32"),
-            (DType::F16, KvFormat::F16, "f16"),
-            (DType::F32, KvFormat::F16, "f32_f16"),
+        for (q, format, types, columns) in [
+            (DType::F32, KvFormat::F32, "f32", [64, 80, 128]),
+            (DType::F16, KvFormat::F16, "f16", [64, 128, 128]),
+            (DType::F32, KvFormat::F16, "f32_f16", [64, 128, 128]),
         ] {
-            for (head_dim, width) in [(64, "d64"), (72, "d128")] {
-                assert_eq!(launched(q, format, head_dim, 8), format!("attention_decode_{width}_r4_{types}"));
-                assert_eq!(launched(q, format, head_dim, 9), format!("attention_prefill_{width}_{types}"));
+            for (head_dim, few, many) in [(64, 64, columns[0]), (72, 128, columns[1]), (88, 128, columns[2])]
+            {
+                assert_eq!(launched(q, format, head_dim, 8), format!("attention_decode_d{few}_r4_{types}"));
+                assert_eq!(launched(q, format, head_dim, 9), format!("attention_prefill_d{many}_{types}"));
             }
         }
         for (format, types) in [(KvFormat::BF16, "f32_coded"), (KvFormat::Q8_0, "f32_q8_0")] {

@@ -1,16 +1,14 @@
 //! Attention with queries and keys in 8-bit integers: they are rounded by two launches, then multiplied.
 
-use super::attention::{by_width, longest_first, partial_bytes, parts_log2, scale_log2, strides};
+use super::attention::{for_columns, prefill, scale_log2, strides};
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::{HeadStrides, Problem};
 use crate::{Result, Tensor, TensorMut};
-use kernels_gpu::attention::int8::prefill::{COLUMNS, Int8Prefill, SPECS};
+use kernels_gpu::attention::int8::prefill::{Int8Prefill, SPECS};
 use kernels_gpu::attention::int8::round::{Round, attention_int8_round};
 use kernels_gpu::attention::int8::{ROWS, words};
-use kernels_gpu::attention::prefill::{
-    PrefillMerge, QUERIES_PER_BLOCK, attention_prefill_merge_f32, rows_merged,
-};
+use kernels_gpu::attention::prefill::attention_prefill_merge_f32;
 
 /// Rows in 8-bit integers with their scales.
 struct Rounded {
@@ -70,58 +68,31 @@ pub(crate) fn int8_attention(
     let q = Rounded::new(device, q, of_q, head_dim, (false, scale_log2(problem)))?;
     let k = Rounded::new(device, k, of_k, head_dim, (true, 1.0))?;
 
-    let width = by_width(head_dim);
-    let (spec, columns) = (&SPECS[width], COLUMNS[width]);
-    let multiprocessors = device.properties().multiprocessors;
-    let (heads, q_len, kv_len) = (heads as u32, q_len as u32, kv_len as u32);
-    let rows = q_len.div_ceil(QUERIES_PER_BLOCK);
-    let parts_log2 = parts_log2(heads * rows, kv_len, spec.min_blocks * multiprocessors);
-    let partial = DeviceBuffer::uninitialized(device, partial_bytes(heads * rows, parts_log2, columns))?;
-    let (num_q_heads, out_strides) = (num_q_heads as u32, strides(problem.out));
-    let parameters = Int8Prefill {
-        out: out.ptr(),
-        q: q.quants.ptr(),
-        k: k.quants.ptr(),
-        v: v.ptr(),
-        q_scales: q.scales.ptr(),
-        k_scales: k.scales.ptr(),
-        out_strides,
-        v_strides: strides(problem.v),
-        num_q_heads,
-        group: problem.group() as u32,
-        q_len,
-        kv_len,
-        q_rows: q.rows,
-        k_rows: k.rows,
-        head_dim: head_dim as u32,
-        causal: problem.causal.into(),
-        longest_first: match parts_log2 {
-            0 => longest_first(heads, rows, spec.min_blocks, multiprocessors),
-            _ => rows,
-        },
-        parts_log2,
-        partial: partial.ptr(),
-    };
-    let merge = PrefillMerge {
-        out: out.ptr::<f32>(),
-        partial: partial.ptr(),
-        out_strides,
-        num_q_heads,
-        q_len,
-        tiles: rows,
-        parts_log2,
-        head_dim: head_dim as u32,
-        d: columns,
-    };
+    let (v, out) = (v.ptr(), out.ptr::<f32>());
+    let kernel = for_columns(SPECS, head_dim);
     // SAFETY: `ops` has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and that all tensors are on
-    // this stream; a TensorMut overlaps nothing. The launches before write the rounded rows and scales. `partial` has a record for each
-    // block of more than one part, which the first launch writes. All are freed after the launches.
+    // this stream; a TensorMut overlaps nothing. The launches before write the rounded rows and scales, which are freed after these.
     unsafe {
-        device.launch(spec, [heads, rows, 1 << parts_log2], &parameters)?;
-        if parts_log2 > 0 {
-            let grid = [heads, q_len.div_ceil(rows_merged(merge.d)), 1];
-            device.launch(&attention_prefill_merge_f32, grid, &merge)?;
-        }
+        prefill(device, kernel, &attention_prefill_merge_f32, out, problem, |parts| Int8Prefill {
+            out,
+            q: q.quants.ptr(),
+            k: k.quants.ptr(),
+            v,
+            q_scales: q.scales.ptr(),
+            k_scales: k.scales.ptr(),
+            out_strides: strides(problem.out),
+            v_strides: strides(problem.v),
+            num_q_heads: num_q_heads as u32,
+            group: problem.group() as u32,
+            q_len: q_len as u32,
+            kv_len: kv_len as u32,
+            q_rows: q.rows,
+            k_rows: k.rows,
+            head_dim: head_dim as u32,
+            causal: problem.causal.into(),
+            longest_first: parts.longest_first,
+            parts_log2: parts.log2,
+            partial: parts.partial,
+        })
     }
-    Ok(())
 }

@@ -2,10 +2,11 @@
 
 use super::quant::{addresses, arguments, one_wave};
 use crate::cuda::CudaDevice;
-use crate::problem::activate::Epilogue;
+use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::QuantTensor;
 use crate::{Result, Tensor, TensorMut};
-use kernels_gpu::quant::lora::{self, LORA, Lora, MAX_RANK};
+use kernels_gpu::quant::lora::{self, LORA, LORA_GATED, Lora, MAX_RANK};
+use kernels_gpu::quant::vector::{blocks1, gated_blocks1};
 
 /// Whether [`lora`] takes a change of this rank to a matrix with so many columns.
 pub(crate) fn is_fused(rank: usize, cols: usize) -> bool {
@@ -17,7 +18,8 @@ pub(crate) fn helpers(rank: usize) -> u32 {
     lora::helpers(rank as u32)
 }
 
-/// y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual for one row `x` in f32, where [`is_fused`] says so, with so many [`helpers`].
+/// y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual for one row `x` in f32, where [`is_fused`] says so, with so many [`helpers`]. Gates are as
+/// for [`vector`](super::quant::vector).
 pub(crate) fn lora(
     device: &CudaDevice,
     y: TensorMut,
@@ -27,9 +29,13 @@ pub(crate) fn lora(
     epilogue: &Epilogue,
     helpers: u32,
 ) -> Result<()> {
-    let (spec, n, rank) = (LORA[w.format() as usize], w.rows() as u32, a.dims()[0] as u32);
+    let (format, n, rank) = (w.format() as usize, y.shape().elements() as u32, a.dims()[0] as u32);
+    let (spec, blocks) = match epilogue.activation {
+        Activation::SwiGlu => (LORA_GATED[format], gated_blocks1(n)),
+        _ => (LORA[format], blocks1(n)),
+    };
     let places = one_wave(device, &spec)?.saturating_sub(helpers).max(1);
-    let grid = [helpers + lora::blocks(n).min(places), 1, 1];
+    let grid = [helpers + blocks.min(places), 1, 1];
     let words = device.stream().counters() as *mut u32;
     let (k, cols) = (w.k as u32, w.cols() as u32);
     let (bias, residual, activation) = arguments(epilogue);
@@ -37,9 +43,10 @@ pub(crate) fn lora(
     let (y, x, a, b) = (y.ptr(), x.ptr(), a.ptr(), b.ptr());
     let parameters =
         Lora { y, x, w, w_scales, a, b, words, bias, residual, n, k, cols, rank, helpers, activation };
-    // SAFETY: `ops::quant_lora_into` has checked that x is contiguous f32 with w's columns, a multiple of 4, that y, residual and bias have
-    // as many columns as w has rows, and that a is [rank, cols] and b [n, rank], both contiguous f32; x and a are aligned. All are on this
-    // stream, which has more counters than the largest rank. A TensorMut overlaps nothing.
+    // SAFETY: `ops::quant_lora_into` has checked that x is contiguous f32 with w's columns, a multiple of 4, that y,
+    // residual and bias have as many columns as w has rows, or half as many for gates and ups, and that a is [rank, cols] and b has
+    // rank columns and w's rows, both contiguous f32; x and a are aligned. All are on this stream, which has more counters than
+    // the largest rank. A TensorMut overlaps nothing.
     unsafe { device.launch(&spec, grid, &parameters) }
 }
 

@@ -15,7 +15,7 @@ use kernels_gpu::quant::formats::{ENCODE, Scales};
 use kernels_gpu::quant::norm::{Norm, quant_rms_norm_f32};
 use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight_through_f32};
 use kernels_gpu::quant::tile::{BN, GATED128, SLICES64, TILE32, TILE64, TILE128};
-use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1, Vector1};
+use kernels_gpu::quant::vector::{self, GATED1, VECTOR, VECTOR1, Vector1};
 use kernels_gpu::quant::{Gated, Product};
 use std::ptr;
 
@@ -73,7 +73,7 @@ fn encode_rows<T: DeviceElement>(
     unsafe { device.launch(spec, grid, &parameters) }
 }
 
-/// Whether [`rms_norm_rows`] can do rows of this length.
+/// Whether [`rms_norm_rows`] and [`vector`] can normalise rows of this length.
 pub(crate) fn norm_is_fused(cols: usize) -> bool {
     cols > 0 && cols.is_multiple_of(4) && cols <= MAX_BLOCK_COLS as usize
 }
@@ -141,23 +141,31 @@ pub(super) fn one_wave<P>(device: &CudaDevice, spec: &KernelSpec<P>) -> Result<u
     Ok(resident.max(1) * multiprocessors)
 }
 
-/// y = act(x·wᵀ + bias) + residual for one row `x` in f32.
+/// y = act(norm(x)·wᵀ + bias) + residual for one row `x` in f32, whose length [`norm_is_fused`] allows if there is a norm. With
+/// [`Activation::SwiGlu`] w has gates, then ups, and there is no bias.
 pub(crate) fn vector(
     device: &CudaDevice,
     y: TensorMut,
     x: &Tensor,
     w: &QuantTensor,
+    norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<()> {
-    let (spec, n) = (VECTOR1[w.format() as usize], w.rows() as u32);
+    let (format, n) = (w.format() as usize, y.shape().elements() as u32);
+    let (spec, blocks) = match epilogue.activation {
+        Activation::SwiGlu => (GATED1[format], vector::gated_blocks1(n)),
+        _ => (VECTOR1[format], vector::blocks1(n)),
+    };
     // each block quantises the row once, for all columns that it computes
-    let grid = [vector::blocks1(n).min(one_wave(device, &spec)?), 1, 1];
+    let grid = [blocks.min(one_wave(device, &spec)?), 1, 1];
     let (k, cols) = (w.k as u32, w.cols() as u32);
     let (bias, residual, activation) = arguments(epilogue);
-    let (w, w_scales) = addresses(w);
-    let parameters = Vector1 { y: y.ptr(), x: x.ptr(), w, w_scales, bias, residual, n, k, cols, activation };
-    // SAFETY: `ops::quant_matmul_into` has checked that x is contiguous f32 with w's columns and aligned, and that y,
-    // residual and bias have as many columns as w has rows. All are f32 and on this stream. A TensorMut overlaps nothing.
+    let (norm, eps) = norm.map_or((ptr::null(), 0.0), |(weight, eps)| (weight.ptr(), eps));
+    let (y, x, (w, w_scales)) = (y.ptr(), x.ptr(), addresses(w));
+    let parameters = Vector1 { y, x, norm, w, w_scales, bias, residual, n, k, cols, activation, eps };
+    // SAFETY: `ops` has checked that x and the norm's weight are contiguous f32 with w's columns and aligned, and that y,
+    // residual and bias have as many columns as w has rows, or half as many for gates and ups. All are f32 and on this stream. A
+    // TensorMut overlaps nothing.
     unsafe { device.launch(&spec, grid, &parameters) }
 }
 
@@ -415,6 +423,7 @@ mod tests {
             );
             assert!(
                 VECTOR1[format as usize].name.ends_with(name)
+                    && GATED1[format as usize].name.ends_with(name)
                     && TILE128[format as usize].name.ends_with(name)
                     && GATED128[format as usize].name.ends_with(name)
             );

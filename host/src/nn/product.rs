@@ -60,11 +60,13 @@ impl Stacked {
     fn product_into(&self, mut y: TensorMut, x: &Tensor, norm: Option<&RmsNorm>) -> Result<()> {
         let rows = x.dims()[0];
         let quantized = self.parts.iter().filter(|part| matches!(part, Matrix::Quantized(_))).count();
+        let all = quantized == self.parts.len();
         let normed = match norm {
-            // the kernel for a single row quantises it itself
-            Some(norm) if rows == 1 || quantized < self.parts.len() => Some(norm.forward(x)?),
+            Some(norm) if !all || rows == 1 && !x.device().is_cuda() => Some(norm.forward(x)?),
             _ => None,
         };
+        // a single row's kernels normalise and quantise it themselves
+        let norm_of_parts = norm.filter(|_| normed.is_none() && rows == 1);
         let quantized = match (&normed, norm) {
             _ if rows == 1 || quantized == 0 => None,
             (None, Some(norm)) => Some(norm.forward_rows(x)?),
@@ -73,7 +75,7 @@ impl Stacked {
         let x = normed.as_ref().unwrap_or(x);
         let product = |part: &Matrix, y: TensorMut| match (part, &quantized) {
             (Matrix::Quantized(w), Some(x)) => ops::quant_matmul_rows_into(y, x, w, &Epilogue::default()),
-            _ => part.linear_into(y, x, None, &Epilogue::default()),
+            _ => part.linear_into(y, x, norm_of_parts, &Epilogue::default()),
         };
         let mut at = 0;
         for part in &self.parts {
@@ -108,25 +110,37 @@ impl Adapted {
         norm: Option<&RmsNorm>,
         epilogue: &Epilogue,
     ) -> Result<()> {
-        let normed = norm.map(|norm| norm.forward(x)).transpose()?;
-        let x = normed.as_ref().unwrap_or(x);
+        let change = [&self.a, &self.b];
         match &*self.base {
-            Matrix::Quantized(weight) => ops::quant_lora_into(y, x, weight, [&self.a, &self.b], epilogue),
-            Matrix::Stacked(parts) if x.dims()[0] == 1 => self.row_by_parts(y, x, parts, epilogue),
-            base => ops::beside_into(y, x, [&self.a, &self.b], self.b.dims()[0], epilogue, |y, epilogue| {
-                base.linear_into(y, x, None, epilogue)
-            }),
+            Matrix::Quantized(weight) => {
+                ops::quant_lora_into(y, x, weight, norm.map(RmsNorm::parts), change, epilogue)
+            }
+            Matrix::Stacked(parts) if x.dims()[0] == 1 => self.row_by_parts(y, x, norm, parts, epilogue),
+            base => {
+                let normed = norm.map(|norm| norm.forward(x)).transpose()?;
+                let x = normed.as_ref().unwrap_or(x);
+                ops::beside_into(y, x, change, self.b.dims()[0], epilogue, |y, epilogue| {
+                    base.linear_into(y, x, None, epilogue)
+                })
+            }
         }
     }
 
     /// The product with one row, each part of the base beside its rows of the change.
-    fn row_by_parts(&self, y: TensorMut, x: &Tensor, base: &Stacked, epilogue: &Epilogue) -> Result<()> {
+    fn row_by_parts(
+        &self,
+        y: TensorMut,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        base: &Stacked,
+        epilogue: &Epilogue,
+    ) -> Result<()> {
         let mut sums = Tensor::uninitialized([1, base.dims[0]], DType::F32, &x.device())?;
         let mut at = 0;
         for part in &base.parts {
             let n = part.dims()[0];
             let part = Self { base: Box::new(part.clone()), a: self.a.clone(), b: self.b.narrow(0, at, n)? };
-            part.linear_into(sums.view_mut()?.narrow(1, at, n)?, x, None, &Epilogue::default())?;
+            part.linear_into(sums.view_mut()?.narrow(1, at, n)?, x, norm, &Epilogue::default())?;
             at += n;
         }
         ops::finish_into(y, &sums, epilogue)

@@ -5,16 +5,18 @@ use super::check::Check;
 use super::copy::aligned;
 use super::linear::linear;
 use super::quant::{check_columns, has_one_row, quant_matmul_into, with_last_replaced};
+use super::rms_norm::{self, rms_norm};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::QuantTensor;
 use crate::{DType, Device, Result, Tensor, TensorMut, gpu};
 
 const CHECK: Check = Check("quant_lora");
 
-/// y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual: a quantised matrix beside a low-rank change, with `x` quantised to 8 bits for the product
-/// with `w` alone (Hu et al. 2021, "LoRA"). On GPUs a single row takes one launch; otherwise there are three products.
+/// y = act(h·wᵀ + (h·aᵀ)·bᵀ + bias) + residual with h = norm(x): a quantised matrix beside a low-rank change, with h quantised to 8 bits for
+/// the product with `w` alone (Hu et al. 2021, "LoRA"). On GPUs a single row takes one launch after the norm; otherwise there are three products.
 ///
-/// `x`: [.., k] f32, `w`: [n, k], `a`: [rank, k] f32, `b`: [n, rank] f32, all contiguous; the result is [.., n] f32, or [.., n/2] for
+/// `x`: [.., k] f32, `norm`: the weight \[k\] f32 and the eps of an [RMS norm](super::rms_norm()), `w`: [n, k], `a`: [rank, k] f32,
+/// `b`: [n, rank] f32, all contiguous; the result is [.., n] f32, or [.., n/2] for
 /// [`Activation::SwiGlu`].
 ///
 /// ```
@@ -25,17 +27,23 @@ const CHECK: Check = Check("quant_lora");
 /// let w = ops::quantize(&Tensor::from_slice(&[1.0f32, 0.0], [1, 2], &Device::Cpu)?, Format::I8)?;
 /// let a = Tensor::from_slice(&[0.0f32, 3.0], [1, 2], &Device::Cpu)?; // rank 1
 /// let b = Tensor::from_slice(&[10.0f32], [1, 1], &Device::Cpu)?;
-/// let y = ops::quant_lora(&x, &w, [&a, &b], &Epilogue::default())?;
+/// let y = ops::quant_lora(&x, &w, None, [&a, &b], &Epilogue::default())?;
 /// assert_eq!(y.to_vec::<f32>()?, [127.0 + 10.0 * 6.0]);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::Shape`](crate::Error::Shape) if the dimensions do not fit each other, and as [`quant_linear`](super::quant_linear).
-pub fn quant_lora(x: &Tensor, w: &QuantTensor, change: [&Tensor; 2], epilogue: &Epilogue) -> Result<Tensor> {
+pub fn quant_lora(
+    x: &Tensor,
+    w: &QuantTensor,
+    norm: Option<(&Tensor, f32)>,
+    change: [&Tensor; 2],
+    epilogue: &Epilogue,
+) -> Result<Tensor> {
     let shape = with_last_replaced(x.shape(), columns(w, epilogue)?);
     let mut y = Tensor::uninitialized(shape, DType::F32, &x.device())?;
-    quant_lora_into(y.view_mut()?, x, w, change, epilogue)?;
+    quant_lora_into(y.view_mut()?, x, w, norm, change, epilogue)?;
     Ok(y)
 }
 
@@ -44,6 +52,7 @@ pub fn quant_lora_into(
     y: TensorMut,
     x: &Tensor,
     w: &QuantTensor,
+    norm: Option<(&Tensor, f32)>,
     change: [&Tensor; 2],
     epilogue: &Epilogue,
 ) -> Result<()> {
@@ -68,8 +77,14 @@ pub fn quant_lora_into(
         "[x.., n], or half of n for SwiGlu",
     )?;
     let mut inputs = vec![("x", x), ("w", &w.quants), ("a", a), ("b", b)];
+    if let Some((weight, eps)) = norm {
+        rms_norm::check_inputs(CHECK, x, weight, eps)?;
+        inputs.push(("weight", weight));
+    }
     inputs.extend(epilogue.check(CHECK, &y, w.rows())?);
     let device = CHECK.device(&y, &inputs)?;
+    let normed = norm.map(|(weight, eps)| rms_norm(x, weight, eps)).transpose()?;
+    let x = normed.as_ref().unwrap_or(x);
     let fused = has_one_row(x) && w.rows() > 0 && gpu::lora::is_fused(rank, w.cols());
     let Device::Cuda(device) = device else { return three(y, x, w, change, epilogue) };
     if !fused {
@@ -79,8 +94,9 @@ pub fn quant_lora_into(
     let product = |y: TensorMut, epilogue: &Epilogue| {
         gpu::lora::lora(&device, y, &aligned(x)?, w, [&aligned(a)?, b], epilogue, helpers)
     };
-    if !matches!(epilogue.activation, Activation::GeluErf | Activation::SwiGlu) {
-        return product(y, epilogue);
+    match (epilogue.activation, epilogue.bias) {
+        (Activation::GeluErf, _) | (Activation::SwiGlu, Some(_)) => {}
+        _ => return product(y, epilogue),
     }
     let mut sums = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
     product(sums.view_mut()?, &Epilogue::default())?;

@@ -269,8 +269,9 @@ pub fn quant_gated_rows(x: &QuantRows, w: &QuantTensor) -> Result<QuantRows> {
 /// [`linear`](super::linear()) with a quantised matrix: y = act(norm(x)·wᵀ + bias) + residual.
 ///
 /// `x`: [.., k] f32, `w`: [n, k], `y`: [.., n] f32, or [.., n/2] for [`Activation::SwiGlu`]. `norm`: the weight \[k\] and
-/// eps of an RMS norm of x's rows. The norm is a separate pass, and so is an activation that the kernels' epilogue does not
-/// support.
+/// eps of an RMS norm of x's rows. On GPUs a single row takes one launch: with a norm if k is a multiple of 4 of at most 8,192, and not
+/// with [`Activation::GeluErf`] or a bias before [`Activation::SwiGlu`]. Otherwise the norm is a separate pass, and so are these
+/// activations.
 ///
 /// ```
 /// use pascaline::ops::{self, Activation, Epilogue};
@@ -309,6 +310,17 @@ pub fn quant_linear_into(
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<()> {
+    if let Device::Cuda(device) = x.device()
+        && is_vector(x, w)
+        && norm.is_none_or(|_| gpu::quant::norm_is_fused(w.cols()))
+        && (epilogue.activation != Activation::SwiGlu || epilogue.bias.is_none())
+        && epilogue.activation != Activation::GeluErf
+    {
+        check_vector(&y, x, w, norm, epilogue)?;
+        let weight = norm.map(|(weight, eps)| Ok((aligned(weight)?, eps))).transpose()?;
+        let norm = weight.as_ref().map(|(weight, eps)| (weight, *eps));
+        return gpu::quant::vector(&device, y, &aligned(x)?, w, norm, epilogue);
+    }
     let product = |y: TensorMut, epilogue: &Epilogue| match norm {
         Some((weight, eps)) if !has_one_row(x) => {
             quant_matmul_rows_into(y, &rms_norm_rows(x, weight, eps)?, w, epilogue)
@@ -322,6 +334,25 @@ pub fn quant_linear_into(
     let mut sums = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
     product(sums.view_mut()?, &Epilogue::default())?;
     finish_into(y, &sums, epilogue)
+}
+
+/// Checks everything of [`quant_linear_into`] for a row on a GPU.
+fn check_vector(
+    y: &TensorMut,
+    x: &Tensor,
+    w: &QuantTensor,
+    norm: Option<(&Tensor, f32)>,
+    epilogue: &Epilogue,
+) -> Result<()> {
+    MATMUL.contiguous("x", x)?;
+    let columns = epilogue.activation.columns(w.rows()).unwrap_or(0);
+    if let Some((weight, eps)) = norm {
+        rms_norm::check_inputs(MATMUL, x, weight, eps)?;
+        if !weight.device().same(&x.device()) {
+            return Err(MATMUL.elsewhere("weight", &weight.device(), &x.device()));
+        }
+    }
+    check_operands(y, x.shape(), x, w, columns, epilogue).map(drop)
 }
 
 /// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits first.
@@ -348,12 +379,11 @@ pub fn quant_matmul(x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<
 /// [`quant_matmul`] into `y` [.., n] f32.
 pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
     MATMUL.contiguous("x", x)?;
-    let is_vector = has_one_row(x) && x.dtype() == DType::F32 && x.device().is_cuda();
-    if !is_vector || w.rows() == 0 {
+    if !is_vector(x, w) {
         return quant_matmul_rows_into(y, &quantize_rows(x)?, w, epilogue);
     }
     match check_product(&y, x.shape(), x, w, epilogue)? {
-        Device::Cuda(device) => gpu::quant::vector(&device, y, &aligned(x)?, w, epilogue),
+        Device::Cuda(device) => gpu::quant::vector(&device, y, &aligned(x)?, w, None, epilogue),
         Device::Cpu => cpu::quant::matmul(y, &quantize_rows(x)?, w, epilogue),
     }
 }
@@ -361,6 +391,11 @@ pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &E
 /// Whether a product with `x` is one with a vector, whose kernel quantises it itself.
 pub(super) fn has_one_row(x: &Tensor) -> bool {
     x.shape().rank() > 0 && x.shape().rows_cols().0 == 1
+}
+
+/// Whether a product is one with a vector on a GPU.
+fn is_vector(x: &Tensor, w: &QuantTensor) -> bool {
+    has_one_row(x) && x.dtype() == DType::F32 && x.device().is_cuda() && w.rows() > 0
 }
 
 /// [`quant_matmul_into`] of quantised activations, which several products can share.
@@ -409,16 +444,28 @@ pub(super) fn check_product(
     w: &QuantTensor,
     epilogue: &Epilogue,
 ) -> Result<Device> {
-    check_columns(MATMUL, x, w)?;
-    MATMUL.dtype("y", y, DType::F32)?;
-    MATMUL.contiguous("y", y)?;
-    MATMUL.shape("y", y, with_last_replaced(x, w.rows()).dims(), "[x.., n]")?;
     if let other @ (Activation::GeluErf | Activation::SwiGlu) = epilogue.activation {
         let reason = "not in the epilogue of quantised products; use ops::quant_linear";
         return Err(MATMUL.unsupported("activation", format!("{other:?}"), reason));
     }
+    check_operands(y, x, held, w, w.rows(), epilogue)
+}
+
+/// Checks a product's operands, of which y has `columns` columns.
+fn check_operands(
+    y: &TensorMut,
+    x: &Shape,
+    held: &Tensor,
+    w: &QuantTensor,
+    columns: usize,
+    epilogue: &Epilogue,
+) -> Result<Device> {
+    check_columns(MATMUL, x, w)?;
+    MATMUL.dtype("y", y, DType::F32)?;
+    MATMUL.contiguous("y", y)?;
+    MATMUL.shape("y", y, with_last_replaced(x, columns).dims(), "[x.., n]")?;
     let mut inputs = vec![("x", held), ("w", &w.quants)];
-    inputs.extend(epilogue.check(MATMUL, y, w.rows())?);
+    inputs.extend(epilogue.check(MATMUL, y, columns)?);
     MATMUL.device(y, &inputs)
 }
 

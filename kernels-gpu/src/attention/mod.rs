@@ -29,7 +29,7 @@ mod tensors;
 
 pub use decode::Decode;
 pub use prefill::{Prefill, PrefillMerge};
-pub use tensors::Strides;
+pub use tensors::{Strides, Width};
 
 use crate::device::F16;
 use crate::kv::Storage;
@@ -37,13 +37,11 @@ use cuda_std::KernelSpec;
 
 /// The dense kernels of one type of q and out, `Q`, and one [`Storage`] of k and v.
 #[derive(Clone, Copy)]
-pub struct Kernels<Q> {
+pub struct Kernels<Q: 'static> {
     /// Few queries.
     pub decode: decode::Instances<Decode<Q>>,
-    /// Many queries, of head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK), parts of the keys]
-    pub prefill: [KernelSpec<Prefill<Q>>; 2],
-    /// The head_dim D of each of these, by which their partial results are laid out.
-    pub prefill_columns: [u32; 2],
+    /// Many queries, by columns: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK), parts of the keys]
+    pub prefill: &'static [Width<Prefill<Q>>],
     /// Merges the parts.
     pub merge: KernelSpec<PrefillMerge<Q>>,
 }
@@ -52,8 +50,13 @@ pub struct Kernels<Q> {
 pub const OF_F16: Kernels<F16> = Kernels {
     decode: decode::of_f16::INSTANCES[0],
     prefill: prefill::of_f16::SPECS[0],
-    prefill_columns: prefill::of_f16::COLUMNS[0],
     merge: prefill::attention_prefill_merge_f16,
+};
+
+/// All f32: 80 columns are those of heads of 72, which would take 1.6 times the products of values with a kernel for 128.
+const OF_F32: [Width<Prefill<f32>>; 3] = {
+    let [narrow, wide] = [prefill::of_f32::SPECS[0][0], prefill::of_f32::SPECS[0][1]];
+    [narrow, prefill::of_f32_d80::SPECS[0][0], wide]
 };
 
 impl Kernels<f32> {
@@ -61,8 +64,10 @@ impl Kernels<f32> {
     pub const fn of(storage: Storage) -> Self {
         Self {
             decode: decode::of_f32::INSTANCES[storage as usize],
-            prefill: prefill::of_f32::SPECS[storage as usize],
-            prefill_columns: prefill::of_f32::COLUMNS[storage as usize],
+            prefill: match storage {
+                Storage::F32 => &OF_F32,
+                _ => prefill::of_f32::SPECS[storage as usize],
+            },
             merge: prefill::attention_prefill_merge_f32,
         }
     }

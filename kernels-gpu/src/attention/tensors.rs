@@ -1,5 +1,14 @@
 //! The tensors of a kernel.
 
+use cuda_std::KernelSpec;
+
+/// The kernel for heads of up to so many columns, which its partial results have.
+#[derive(Clone, Copy)]
+pub struct Width<P> {
+    pub columns: u32,
+    pub spec: KernelSpec<P>,
+}
+
 /// For head_dim ≤ 64 and ≤ 128, the first and the last of a list: where there are kernels for wide heads only, they serve both.
 pub(in crate::attention) const fn by_width<T: Copy>(kernels: &[T]) -> [T; 2] {
     [kernels[0], kernels[kernels.len() - 1]]

@@ -12,14 +12,17 @@
 //! | kernel         | x·aᵀ                                     | x·wᵀ             |
 //! |----------------|------------------------------------------|------------------|
 //! | quant_lora_‹f› | four warps a row, in four parts of cols  | as quant_vector1 |
+//! | quant_lora_gated_‹f› | the same                            | as quant_gated1 |
 
+use super::FORMATS;
 use super::epilogue::Epilogue;
-use super::vector::{Beside, Declared, ROWS1, Row1, SHARED1, THREADS1, WARPS1, vector1};
+use super::vector::{Beside, Declared, ROWS1, Row1, SHARED1, THREADS1, WARPS1, shuffles1, vector1};
 use super::weights::{Matrix, Weights};
-use super::{FORMATS, vector};
+use crate::activate::IDENTITY;
 use crate::device::math::fma;
 use crate::device::unroll::unroll;
 use crate::device::{Element, opaque, prefetch, shared};
+use core::ptr::null;
 use core::sync::atomic::{AtomicU32, Ordering};
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
@@ -35,7 +38,7 @@ const PATIENCE: u32 = 4096;
 /// The largest rank.
 pub const MAX_RANK: u32 = 512;
 
-/// The parameters: y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual.
+/// The parameters: y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual; or silu(gate)·up + residual, where the sum is n gates, then n ups.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Lora {
@@ -43,17 +46,17 @@ pub struct Lora {
     pub y: *mut f32,
     /// [cols], 16-byte aligned
     pub x: *const f32,
-    /// [n, k] quants
+    /// [n, k] quants, of gates and ups [2 · n, k]
     pub w: *const u8,
     /// Of w.
     pub w_scales: *const u8,
     /// [rank, cols], 16-byte aligned
     pub a: *const f32,
-    /// [n, rank]
+    /// [n, rank], of gates and ups [2 · n, rank]
     pub b: *const f32,
     /// [1 + rank], zeros when the launch begins and when it ends: blocks that have finished, and x·aᵀ. Used by nothing else meanwhile.
     pub words: *mut u32,
-    /// [n] or null
+    /// [n] or null; null for gates and ups
     pub bias: *const f32,
     /// [n] or null
     pub residual: *const f32,
@@ -65,18 +68,13 @@ pub struct Lora {
     pub rank: u32,
     /// The blocks that compute x·aᵀ: [`helpers`]. With fewer, warps wait in vain and compute what is missing.
     pub helpers: u32,
-    /// The activation, one of [`activate`](crate::activate)'s numbers.
+    /// The activation, one of [`activate`](crate::activate)'s numbers; not used for gates and ups.
     pub activation: u32,
 }
 
 /// The blocks that compute x·aᵀ.
 pub fn helpers(rank: u32) -> u32 {
     rank.div_ceil(ROWS)
-}
-
-/// Number of blocks beside the helpers that cover all columns of y.
-pub fn blocks(n: u32) -> u32 {
-    vector::blocks1(n)
 }
 
 /// The operands of the low-rank change.
@@ -231,17 +229,18 @@ impl Beside for LowRank {
     }
 
     #[inline(always)]
-    fn prefetch(self, first: u32, n: u32) {
-        // a sector for each lane: of larger ranks than 128 a part
+    fn prefetch(self, rows: [u32; ROWS1 as usize]) {
+        // a sector for each lane, half of them for each row: of larger ranks than 128 a part
         const SECTOR: u32 = 8;
-        let at = first * self.rank + warp::lane_id() * SECTOR;
-        if at < (first + ROWS1).min(n) * self.rank {
-            prefetch(self.b.wrapping_add(at as usize));
+        let lane = warp::lane_id();
+        let (row, column) = (if lane < 16 { rows[0] } else { rows[1] }, lane % 16 * SECTOR);
+        if column < self.rank {
+            prefetch(self.b.wrapping_add((row * self.rank + column) as usize));
         }
     }
 
     #[inline(always)]
-    unsafe fn sums(self, first: u32, n: u32) -> [f32; ROWS1 as usize] {
+    unsafe fn sums(self, rows: [u32; ROWS1 as usize]) -> [f32; ROWS1 as usize] {
         let lane = opaque(warp::lane_id());
         let mut sums = [0.0f32; ROWS1 as usize];
         let mut from = 0;
@@ -249,10 +248,8 @@ impl Beside for LowRank {
             let column = from + lane;
             let mut b = [0.0; ROWS1 as usize];
             unroll!(J < 2 => if column < self.rank {
-                let row = first + J as u32;
-                let row = if row < n { row as usize } else { 0 }; // whose sum is not written
-                // SAFETY: the row is below n and the column below the rank.
-                b[J] = unsafe { f32::load(self.b.add(row * self.rank as usize + column as usize)) };
+                // SAFETY: b has the row, as w does, and the column is below the rank.
+                b[J] = unsafe { f32::load(self.b.add(rows[J] as usize * self.rank as usize + column as usize)) };
             });
             // SAFETY: all lanes are here: this function's contract.
             let low = unsafe { self.wait(from, lane) };
@@ -262,6 +259,28 @@ impl Beside for LowRank {
         // SAFETY: as above.
         unroll!(J < 2 => sums[J] = unsafe { Sum.over::<32>(sums[J]) });
         sums
+    }
+}
+
+/// The kernels' body.
+///
+/// # Safety
+/// As theirs.
+#[inline(always)]
+unsafe fn lora<W: Weights, const U: usize, const X: usize, const GATED: bool>(p: Lora) {
+    let Lora { x, a, b, cols, rank, helpers, .. } = p;
+    // SAFETY: this function's contract. All threads of a block take the same branch.
+    unsafe {
+        let change = LowRank { x, a, b, low: p.words.add(1), cols, rank, helpers };
+        if thread::block_idx_x() < helpers {
+            change.help();
+        } else {
+            let (bias, activation) = if GATED { (null(), IDENTITY) } else { (p.bias, p.activation) };
+            let epilogue = Epilogue { y: p.y, bias, residual: p.residual, n: p.n, activation };
+            let (w, x) = (Matrix { quants: p.w, scales: p.w_scales, k: p.k }, Row1::new(x, 0, cols));
+            vector1::<W, _, U, X, false, GATED>(epilogue, x, w, 0, change, Declared);
+        }
+        change.finish();
     }
 }
 
@@ -275,40 +294,43 @@ macro_rules! loras {
 
                 /// Registers do not suffice for more.
                 const EARLY: usize = if $format::EARLY > 0 { $format::EARLY - 1 } else { 0 };
+                /// Those of quant_vector1, and 5 for each sum.
+                const SHUFFLES: u32 = shuffles1(EARLY) + 5 * (2 + ROWS1);
 
-                /// grid = the helpers, then any number of blocks, see [`blocks`].
+                /// grid = the helpers, then any number of blocks, see [`blocks1`](crate::quant::vector::blocks1).
                 ///
                 /// # Safety
                 /// [`Lora`] constrains the pointers, which are valid on the launching stream; n, k > 0.
                 #[kernel(
                     name = concat!("quant_lora_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1 + 4 * WARPS1,
-                    // those of quant_vector1, and 5 for each sum
-                    shuffles = 6 * (EARLY as u32 + 1) + 5 * ROWS1 + 5 * (2 + ROWS1)
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1 + 4 * WARPS1, shuffles = SHUFFLES
                 )]
-                pub unsafe fn lora(p: Lora) {
-                    let Lora { x, a, b, cols, rank, helpers, .. } = p;
-                    // SAFETY: this kernel's contract is the bodies'. All threads of a block take the same branch.
-                    unsafe {
-                        let change = LowRank { x, a, b, low: p.words.add(1), cols, rank, helpers };
-                        if thread::block_idx_x() < helpers {
-                            change.help();
-                        } else {
-                            let epilogue =
-                                Epilogue { y: p.y, bias: p.bias, residual: p.residual, n: p.n, activation: p.activation };
-                            let (w, x) = (Matrix { quants: p.w, scales: p.w_scales, k: p.k }, Row1 { x, first: 0, cols });
-                            vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false>(epilogue, x, w, 0, change, Declared);
-                        }
-                        change.finish();
-                    }
+                pub unsafe fn plain(p: Lora) {
+                    // SAFETY: this kernel's contract is the body's.
+                    unsafe { lora::<$format, { $format::LANE_UNITS }, EARLY, false>(p) }
+                }
+
+                /// As [`plain`], of gates and ups: see [`gated_blocks1`](crate::quant::vector::gated_blocks1).
+                ///
+                /// # Safety
+                /// As [`plain`].
+                #[kernel(
+                    name = concat!("quant_lora_gated_", $name),
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1 + 4 * WARPS1, shuffles = SHUFFLES
+                )]
+                pub unsafe fn gated(p: Lora) {
+                    // SAFETY: this kernel's contract is the body's.
+                    unsafe { lora::<$format, { $format::LANE_UNITS }, EARLY, true>(p) }
                 }
             })*
         }
 
-        /// By format. grid = [`helpers`] and any number of blocks, see [`blocks`]
-        pub const LORA: [KernelSpec<Lora>; FORMATS] = [$(kernels::$file::lora),*];
+        /// By format. grid = [`helpers`] and any number of blocks
+        pub const LORA: [KernelSpec<Lora>; FORMATS] = [$(kernels::$file::plain),*];
+        /// The same of gates and ups.
+        pub const LORA_GATED: [KernelSpec<Lora>; FORMATS] = [$(kernels::$file::gated),*];
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$(kernels::$file::lora.info()),*];
+        pub const KERNELS: &[KernelInfo] = &[$(kernels::$file::plain.info(), kernels::$file::gated.info()),*];
     };
 }
 

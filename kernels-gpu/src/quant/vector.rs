@@ -7,8 +7,9 @@
 //!
 //! A single row of x is f32. Each block quantises it into its shared memory, which saves a launch. The first values of x are
 //! loaded before those of w, since they would otherwise queue after them, and are quantised while w is in flight. Blocks are
-//! large and all resident at once, so the row is quantised as few times as possible. Several rows of x are already
-//! quantised, and are read through the cache.
+//! large and all resident at once, so the row is quantised as few times as possible. Where x is to be normalised, each block does
+//! that too ([`norm`](super::norm) has the order of additions): the wait for w hides it, and it saves another launch. Several rows
+//! of x are already quantised, and are read through the cache.
 //!
 //! For each unit and row, an integer sum is multiplied by one scale. The sum starts from the bits of a float, so that it
 //! ends as a float (see [`tile`]). A lane past the last unit of a row reads the last unit again, and multiplies it by zeros
@@ -19,6 +20,7 @@
 //! | kernel                | rows of x        | rows of w per warp and units of each per lane |
 //! |-----------------------|------------------|-----------------------------------------------|
 //! | quant_vector1_‹f›     | 1, f32           | 2 · [`LANE_UNITS`](Weights::LANE_UNITS)       |
+//! | quant_gated1_‹f›      | 1, f32; y = silu(gate)·up, of a row of w each | as quant_vector1 |
 //! | quant_experts1_‹f›    | 1, f32, and an expert's rows of w, for each pair | as quant_vector1 |
 //! | quant_vector2_‹f›     | 1, 2, quantised  | 4 · 1                                         |
 //! | quant_vector4_‹f›     | 3, 4, quantised  | 2 · 1                                         |
@@ -31,11 +33,13 @@
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
 use super::encode::{LANES, activations, four, four_of};
 use super::epilogue::Epilogue;
+use super::norm::{RUN, RUNS, row_factor, run_squares};
 use super::weights::{Matrix, Weights};
 use super::{FORMATS, Product};
 use crate::activate::IDENTITY;
 use crate::device::unroll::unroll;
-use crate::device::{keep_order, opaque, read_thread_idx_x, shared};
+use crate::device::{Shared, keep_order, opaque, prefetch, read_thread_idx_x, shared};
+use crate::elementwise::silu;
 use crate::experts::{Place, place};
 use core::ptr::null;
 use cuda_std::prelude::*;
@@ -52,15 +56,18 @@ pub(super) const THREADS1: u32 = WARPS1 * 32;
 const TILE: u32 = 8192;
 /// Bytes of the quantised values in shared memory.
 const TILE_BYTES: u32 = 4 * (quant_words(TILE) + block_words(TILE));
-/// Bytes of shared memory of [`vector1`] without `ONCE`.
+/// Bytes of shared memory of [`vector1`] without `ONCE` and without a norm.
 pub(super) const SHARED1: u32 = TILE_BYTES + 4 * THREADS1;
+/// Bytes of shared memory with a norm.
+const SHARED1_NORM: u32 = SHARED1 + 4 * RUNS;
 /// Rows of w per warp of [`VECTOR1`].
 pub(super) const ROWS1: u32 = 2;
 
 /// The most rows of x.
 pub const MAX_M: u32 = 16;
 
-/// The parameters of the kernels for one row: y = act(x·wᵀ + bias) + residual.
+/// The parameters of the kernels for one row: y = act(norm(x)·wᵀ + bias) + residual; or silu(gate)·up + residual, where the
+/// product is n gates, then n ups.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Vector1 {
@@ -68,11 +75,14 @@ pub struct Vector1 {
     pub y: *mut f32,
     /// [cols], 16-byte aligned
     pub x: *const f32,
-    /// [n, k] quants
+    /// [cols], 16-byte aligned: the weight of an RMS norm of x. Then cols is a multiple of 4 and at most
+    /// [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS). Or null: x is not normalised.
+    pub norm: *const f32,
+    /// [n, k] quants, of gates and ups [2 · n, k]
     pub w: *const u8,
     /// Of w.
     pub w_scales: *const u8,
-    /// [n] or null
+    /// [n] or null; null for gates and ups
     pub bias: *const f32,
     /// [n] or null
     pub residual: *const f32,
@@ -80,8 +90,10 @@ pub struct Vector1 {
     pub k: u32,
     /// At most k.
     pub cols: u32,
-    /// The activation, one of [`activate`](crate::activate)'s numbers.
+    /// The activation, one of [`activate`](crate::activate)'s numbers; not used for gates and ups.
     pub activation: u32,
+    /// Of the norm.
+    pub eps: f32,
 }
 
 /// The parameters of the kernels for one row of each pair of a token and an expert: y[p] = x[p / sharing] · w[ids[p]]ᵀ.
@@ -119,6 +131,11 @@ pub fn blocks1(n: u32) -> u32 {
     n.div_ceil(WARPS1 * ROWS1)
 }
 
+/// Number of blocks of [`GATED1`] that cover all columns of y.
+pub fn gated_blocks1(n: u32) -> u32 {
+    n.div_ceil(WARPS1)
+}
+
 /// The index in [`VECTOR`] of the variant for `m` rows of x (at most [`MAX_M`]), and the columns of y per block.
 pub fn variant_for(m: u32) -> (usize, u32) {
     let variant = VARIANTS.iter().position(|(rows, _)| m <= *rows).unwrap_or(VARIANTS.len() - 1);
@@ -144,13 +161,12 @@ const fn sections<W: Weights>() -> bool {
 
 #[inlined]
 impl<const R: usize> Rows<R> {
-    /// R rows from `first` on and from unit `unit` on, of the n rows from row `base` on; rows past the end are the last one.
-    fn new<W: Weights>(w: Matrix, base: u32, first: u32, n: u32, unit: u32) -> Self {
+    /// The rows `row`(0), `row`(1), … from unit `unit` on.
+    fn new<W: Weights>(w: Matrix, row: impl Fn(u32) -> u32, unit: u32) -> Self {
         let units = w.k / W::UNIT;
         let mut rows = Self { quants: [0; R], scales: [0; R] };
         unroll!(J < 4 => if J < R {
-            let row = base + (first + J as u32).min(n - 1);
-            let unit = row * units + unit;
+            let unit = row(J as u32) * units + unit;
             if sections::<W>() {
                 rows.quants[J] = unit;
             } else {
@@ -272,41 +288,108 @@ impl Tile {
         values
     }
 
+    /// Calls `each` for this thread's words below `count` values, with the number and the four values; the result of
+    /// [`early`](Self::early) is passed in.
+    ///
+    /// # Safety
+    /// As there; all threads of the block call it together. Whole warps are in a call of `each`.
+    unsafe fn each<const X: usize, const PARTS: bool>(
+        self,
+        first: u32,
+        count: u32,
+        early: [[f32; 4]; X],
+        mut each: impl FnMut(u32, [f32; 4]),
+    ) {
+        let mut word = self.tid;
+        unroll!(I < 2 => if I < X {
+            if word / 32 * 128 < count {
+                each(word, early[I]);
+            }
+            word += THREADS1;
+        });
+        while word / 32 * 128 < count {
+            // SAFETY: `x` is valid: this function's contract.
+            each(word, unsafe { self.four::<PARTS>(first, self.from + word * 4) });
+            word += THREADS1;
+        }
+    }
+
     /// Quantises `count` values; the result of [`early`](Self::early) is passed in.
     ///
     /// # Safety
-    /// As there; all threads of the block call it together, and nobody reads `into`, which has room for `count` values
-    /// in whole warps of four.
+    /// As [`each`](Self::each); nobody reads `into`, which has room for `count` values in whole warps of four. A norm is as
+    /// [`Vector1`] says, and its factor is x's.
     unsafe fn quantize<W: Weights, const X: usize, const PARTS: bool>(
         self,
         first: u32,
         into: SharedRow<TILE>,
         count: u32,
         early: [[f32; 4]; X],
+        Norm { weight, factor }: Norm,
     ) {
         // SAFETY: whole warps enter, so all lanes are at the shuffles, and the words of a warp are inside the tile. All
-        // threads are here, `x` is valid, and nobody reads `into`: this function's contract.
+        // threads are here, `x` and the weight are valid, and nobody reads `into`: this function's contract.
         unsafe {
-            let put = |word: u32, values: [f32; 4]| {
+            self.each::<X, PARTS>(first, count, early, |word, mut values| {
+                if !weight.is_null() {
+                    let weights = four(weight, word * 4, self.cols);
+                    unroll!(J < 4 => values[J] = values[J] * factor * weights[J]);
+                }
                 let (packed, scale) = activations(values);
                 into.set(word, packed);
                 if word.is_multiple_of(LANES) {
                     into.set_block(word / LANES, scale.scale, W::of_sum(scale));
                 }
-            };
-            let mut word = self.tid;
-            unroll!(I < 2 => if I < X {
-                if word / 32 * 128 < count {
-                    put(word, early[I]);
-                }
-                word += THREADS1;
             });
-            while word / 32 * 128 < count {
-                put(word, self.four::<PARTS>(first, self.from + word * 4));
-                word += THREADS1;
-            }
         }
     }
+
+    /// The factor of an RMS norm of the row, which is not longer than the tile; the result of [`early`](Self::early) is passed in.
+    ///
+    /// # Safety
+    /// As [`each`](Self::each); nobody else accesses `sums`.
+    unsafe fn norm_factor<const X: usize>(
+        self,
+        count: u32,
+        early: [[f32; 4]; X],
+        sums: Shared<f32>,
+        eps: f32,
+    ) -> f32 {
+        // SAFETY: whole warps are at the shuffles, and the first lane of each writes a run's sum; all threads are at the barrier:
+        // this function's contract.
+        unsafe {
+            self.each::<X, false>(0, count, early, |word, values| {
+                let squares = run_squares(values);
+                if word.is_multiple_of(32) {
+                    sums.set(word / 32, squares);
+                }
+            });
+            sync_threads();
+            row_factor(sums, count.div_ceil(RUN), self.cols, eps)
+        }
+    }
+
+    /// Prefetches this thread's words of the norm's weight.
+    fn prefetch(self, weight: *const f32) {
+        let mut word = self.tid;
+        while word * 4 < self.cols {
+            prefetch(weight.wrapping_add(4 * word as usize));
+            word += THREADS1;
+        }
+    }
+}
+
+/// Shuffle steps of [`vector1`] without `ONCE` and without a norm: 3 and 3 where x is quantised, 5 for each row of w.
+pub(super) const fn shuffles1(early: usize) -> u32 {
+    6 * (early as u32 + 1) + 5 * ROWS1
+}
+
+/// What x is multiplied by.
+#[derive(Clone, Copy)]
+struct Norm {
+    /// [cols], or null for none
+    weight: *const f32,
+    factor: f32,
 }
 
 /// The block's memory for a tile of x.
@@ -343,13 +426,13 @@ pub(super) trait Beside: Copy {
     fn helpers(self) -> u32;
 
     /// Prefetches what [`sums`](Self::sums) reads.
-    fn prefetch(self, first: u32, n: u32);
+    fn prefetch(self, rows: [u32; ROWS1 as usize]);
 
-    /// What is added to the products with the rows of w from `first` on, of n.
+    /// What is added to the products with these rows of w.
     ///
     /// # Safety
-    /// All lanes of the warp call it together.
-    unsafe fn sums(self, first: u32, n: u32) -> [f32; ROWS1 as usize];
+    /// All lanes of the warp call it together; w has the rows.
+    unsafe fn sums(self, rows: [u32; ROWS1 as usize]) -> [f32; ROWS1 as usize];
 }
 
 /// Nothing is added.
@@ -365,10 +448,10 @@ impl Beside for Nothing {
     }
 
     #[inline(always)]
-    fn prefetch(self, _: u32, _: u32) {}
+    fn prefetch(self, _: [u32; ROWS1 as usize]) {}
 
     #[inline(always)]
-    unsafe fn sums(self, _: u32, _: u32) -> [f32; ROWS1 as usize] {
+    unsafe fn sums(self, _: [u32; ROWS1 as usize]) -> [f32; ROWS1 as usize] {
         [0.0; ROWS1 as usize]
     }
 }
@@ -380,17 +463,34 @@ pub(super) struct Row1 {
     /// 0 without `ONCE` of [`vector1`].
     pub first: u32,
     pub cols: u32,
+    /// As [`Vector1`] has it; null with `ONCE`.
+    norm: *const f32,
+    eps: f32,
+}
+
+impl Row1 {
+    /// Without a norm.
+    pub const fn new(x: *const f32, first: u32, cols: u32) -> Self {
+        Self { x, first, cols, norm: null(), eps: 0.0 }
+    }
 }
 
 /// The product with the n rows of w from row `from_row` on, to row blockIdx.y of y with `ONCE`, else to the first. With `ONCE`, blocks
-/// cover them all at once.
+/// cover them all at once. With `GATED`, an element of y is silu of the product with one of n rows times that with the row n further on.
 ///
 /// # Safety
 /// As the kernels below. Helpers do not call it.
 #[inline(always)]
-pub(super) unsafe fn vector1<W: Weights, B: Beside, const U: usize, const X: usize, const ONCE: bool>(
+pub(super) unsafe fn vector1<
+    W: Weights,
+    B: Beside,
+    const U: usize,
+    const X: usize,
+    const ONCE: bool,
+    const GATED: bool,
+>(
     epilogue: Epilogue,
-    Row1 { x, first: first_of_x, cols }: Row1,
+    Row1 { x, first: first_of_x, cols, norm, eps }: Row1,
     w: Matrix,
     from_row: u32,
     beside: B,
@@ -401,19 +501,26 @@ pub(super) unsafe fn vector1<W: Weights, B: Beside, const U: usize, const X: usi
     let n = epilogue.n;
     let step = 32 * U as u32;
     let helpers = beside.helpers();
-    let mut base = (thread::block_idx_x() - helpers) * WARPS1 * ROWS1;
+    // columns of y for each warp
+    let columns = if GATED { 1 } else { ROWS1 };
+    let mut base = (thread::block_idx_x() - helpers) * WARPS1 * columns;
     let mut quantized = false;
     while base < n {
         // place: this warp's rows of w; those past the end are the last one, read again and not written
         // registers do not suffice to keep `base`, and what follows from the thread's number is computed when it is needed
         let (tid, lane) = (read_thread_idx_x(), opaque(warp::lane_id()));
-        let first = base + tid / 32 * ROWS1;
+        let first = base + tid / 32 * columns;
         let bases = (!ONCE).then(shared::declare::<u32, { THREADS1 as usize }>);
         if let Some(bases) = bases {
             // SAFETY: the word is this thread's.
             unsafe { bases.set(tid, base) };
         }
-        beside.prefetch(first, n);
+        // past the last, its own again, and not written
+        let of_w = |first: u32, j: u32| match GATED {
+            true => first.min(n - 1) + j * n,
+            false => (first + j).min(n - 1),
+        };
+        beside.prefetch([of_w(first, 0), of_w(first, 1)]);
         let mut acc = [0.0f32; R];
         let mut from = 0;
         // SAFETY: the loops' bounds are the block's, so all threads are at every barrier and shuffle. Rows of w are
@@ -425,16 +532,22 @@ pub(super) unsafe fn vector1<W: Weights, B: Beside, const U: usize, const X: usi
                 let tile = Tile { x, cols, from, tid };
                 // load
                 let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X, ONCE>(first_of_x) };
-                let rows = Rows::<R>::new::<W>(w, from_row, first, n, from / W::UNIT);
+                if !norm.is_null() && !quantized {
+                    tile.prefetch(norm);
+                }
+                let rows = Rows::<R>::new::<W>(w, |j| from_row + of_w(first, j), from / W::UNIT);
                 let mut stage = Stage::<W, R, U>::load(w, &rows, lane, units);
                 // sync
                 if !quantized {
-                    tile.quantize::<W, X, ONCE>(
-                        first_of_x,
-                        row,
-                        units.next_multiple_of(step) * W::UNIT,
-                        early,
-                    );
+                    let count = units.next_multiple_of(step) * W::UNIT;
+                    let factor = match norm.is_null() {
+                        true => 1.0,
+                        false => {
+                            let sums = shared::declare::<f32, { RUNS as usize }>();
+                            tile.norm_factor::<X>(cols, early, sums, eps)
+                        }
+                    };
+                    tile.quantize::<W, X, ONCE>(first_of_x, row, count, early, Norm { weight: norm, factor });
                     sync_threads();
                 }
                 // compute
@@ -455,33 +568,47 @@ pub(super) unsafe fn vector1<W: Weights, B: Beside, const U: usize, const X: usi
                     sync_threads();
                 }
             }
-            // write: lane r has element r
-            let mut own = 0.0;
-            unroll!(J < 2 => {
-                let sum = Sum.over::<32>(acc[J]);
-                own = if lane == J as u32 { sum } else { own };
-            });
+            // write
+            let mut sums = [0.0; R];
+            unroll!(J < 2 => sums[J] = Sum.over::<32>(acc[J]));
             let tid = read_thread_idx_x();
             if let Some(bases) = bases {
                 base = bases.get(tid);
             }
-            let first = base + tid / 32 * ROWS1;
-            let column = first + lane;
+            let first = base + tid / 32 * columns;
+            let mut added = [0.0; R];
             if B::ANY {
-                let added = beside.sums(first, n);
-                if lane < ROWS1 && column < n {
-                    let added = if lane == 0 { added[0] } else { added[1] };
-                    epilogue.write(0, column, own * W::row_scale(w, from_row + column) + added);
+                added = beside.sums([of_w(first, 0), of_w(first, 1)]);
+            }
+            let product = |j: usize, row: u32| {
+                let product = sums[j] * W::row_scale(w, from_row + row);
+                if B::ANY { product + added[j] } else { product }
+            };
+            if GATED {
+                if lane == 0 && first < n {
+                    epilogue.write(0, first, silu(product(0, first)) * product(1, n + first));
                 }
-            } else if lane < ROWS1 && column < n {
-                let row_of_y = if ONCE { thread::block_idx_y() } else { 0 };
-                epilogue.write(row_of_y, column, own * W::row_scale(w, from_row + column));
+            } else {
+                let column = first + lane;
+                if lane < ROWS1 && column < n {
+                    let own = if lane == 0 { product(0, column) } else { product(1, column) };
+                    let row_of_y = if ONCE { thread::block_idx_y() } else { 0 };
+                    epilogue.write(row_of_y, column, own);
+                }
             }
         }
         if ONCE {
             return;
         }
-        base += (thread::grid_dim_x() - helpers) * WARPS1 * ROWS1;
+        base += (thread::grid_dim_x() - helpers) * WARPS1 * columns;
+    }
+}
+
+impl Vector1 {
+    /// The row of x.
+    #[inline(always)]
+    const fn row(&self) -> Row1 {
+        Row1 { x: self.x, first: 0, cols: self.cols, norm: self.norm, eps: self.eps }
     }
 }
 
@@ -558,7 +685,7 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize, const MR: usize>(
     }
     let lane = warp::lane_id();
     let units = w.k / W::UNIT;
-    let rows = Rows::<R>::new::<W>(w, 0, first, n, 0);
+    let rows = Rows::<R>::new::<W>(w, |j| (first + j).min(n - 1), 0);
     let mut acc = [[0.0f32; R]; M];
     // SAFETY: rows of x and w are cut off at the last, units at the row's end; rows of x are no shorter than those
     // of w. All lanes of the warp reach the shuffles.
@@ -627,6 +754,7 @@ macro_rules! vectors {
                 use crate::quant::formats::$file::$format;
 
                 const EARLY: usize = $format::EARLY;
+                const SHUFFLES1: u32 = shuffles1(EARLY) + 5 * (EARLY as u32 + 1) + 5; // of runs of squares, and of their sum
                 /// Registers do not suffice for more.
                 const EARLY_EXPERTS: usize = if EARLY > 0 { EARLY - 1 } else { 0 };
 
@@ -636,18 +764,33 @@ macro_rules! vectors {
                 /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
                 #[kernel(
                     name = concat!("quant_vector1_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1,
-                    // shuffle steps: 3 and 3 where x is quantised, 5 for each sum
-                    shuffles = 6 * (EARLY as u32 + 1) + 5 * ROWS1
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM, shuffles = SHUFFLES1
                 )]
                 pub unsafe fn vector1(p: Vector1) {
                     let Vector1 { y, bias, residual, n, k, activation, .. } = p;
                     let epilogue = Epilogue { y, bias, residual, n, activation };
-                    let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
-                        let x = Row1 { x: p.x, first: 0, cols: p.cols };
-                        super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false>(epilogue, x, w, 0, Nothing, Declared)
+                        let (x, w) = (p.row(), Matrix { quants: p.w, scales: p.w_scales, k });
+                        super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false, false>(epilogue, x, w, 0, Nothing, Declared)
+                    }
+                }
+
+                /// As [`vector1`], of gates and ups. grid = any number of blocks, see [`gated_blocks1`].
+                ///
+                /// # Safety
+                /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
+                #[kernel(
+                    name = concat!("quant_gated1_", $name),
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM, shuffles = SHUFFLES1
+                )]
+                pub unsafe fn gated1(p: Vector1) {
+                    let Vector1 { y, residual, n, k, .. } = p;
+                    let epilogue = Epilogue { y, bias: null(), residual, n, activation: IDENTITY };
+                    // SAFETY: this kernel's contract is the body's.
+                    unsafe {
+                        let (x, w) = (p.row(), Matrix { quants: p.w, scales: p.w_scales, k });
+                        super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false, true>(epilogue, x, w, 0, Nothing, Declared)
                     }
                 }
 
@@ -664,7 +807,7 @@ macro_rules! vectors {
                     let pair = thread::block_idx_y();
                     // SAFETY: the pair exists, and its expert has a place; else, this kernel's contract is the body's.
                     unsafe {
-                        let x = Row1 { x: p.x, first: pair / p.sharing.max(1) * p.cols, cols: p.cols };
+                        let x = Row1::new(p.x, pair / p.sharing.max(1) * p.cols, p.cols);
                         let epilogue = Epilogue { y: p.y, bias: null(), residual: null(), n: p.n, activation: IDENTITY };
                         let row = Declared.row();
                         let expert = *p.ids.add(pair as usize);
@@ -672,11 +815,11 @@ macro_rules! vectors {
                         match place(p.slots, p.on_device, expert, p.n) {
                             Place::All(first) => {
                                 let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
-                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, first, Nothing, row)
+                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true, false>(epilogue, x, w, first, Nothing, row)
                             }
                             Place::Slot(first) => {
                                 let w = Matrix { quants: p.cached, scales: p.cached_scales, k: p.k };
-                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true>(epilogue, x, w, first, Nothing, row)
+                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true, false>(epilogue, x, w, first, Nothing, row)
                             }
                             Place::Away => zeros(p.y.add((pair * p.n) as usize), p.n),
                         }
@@ -692,6 +835,8 @@ macro_rules! vectors {
 
         /// For one row of x, by format.
         pub const VECTOR1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::vector1),*];
+        /// For one row of x and y = silu(gate)·up, by format.
+        pub const GATED1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::gated1),*];
         /// For one row of x for each pair of a token and an expert, by format. grid = [[`blocks1`], pairs]
         pub const EXPERTS1: [KernelSpec<Experts1>; FORMATS] = [$(kernels::$file::experts1),*];
         /// By variant (2, 4, 8, 16 rows of x) and format. grid = [ceil(n / columns per block)], see [`variant_for`].
@@ -704,6 +849,7 @@ macro_rules! vectors {
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$(
             kernels::$file::vector1.info(),
+            kernels::$file::gated1.info(),
             kernels::$file::experts1.info(),
             kernels::$file::vector2.info(),
             kernels::$file::vector4.info(),

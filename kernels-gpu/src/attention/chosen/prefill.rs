@@ -143,16 +143,10 @@ macro_rules! kernels {
                         // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
                         unsafe {
                             not_zero(p.num_q_heads);
-                            let dense = Dense {
-                                num_q_heads: p.num_q_heads,
-                                q_len: p.q_len,
-                                kv_len: p.kv_len,
-                                causal: u32::MAX,
-                                longest_first: p.longest_first,
-                            };
+                            let dense = Dense::new(p.num_q_heads, [p.q_len, p.kv_len], 1, p.longest_first);
                             let rows = Rows { pages: p.table, last_row: p.last_row, kv_len: p.kv_len };
                             let work = Listed { dense, rows, lists: p.lists, stride: p.tiles + LIST_EXTRA };
-                            prefill::<_, _, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
+                            prefill::<_, _, _, WARPS, { $d / 64 }, { $d % 64 / 16 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
                                 tensors!(p, k, v), p.last_row, work, scratch,
                             )
                         }

@@ -1,14 +1,13 @@
 //! Dense attention over rounded queries and keys: the tiles, the mask and the parts are [`Dense`]'s.
 
 use super::rounded::Rounded;
-use crate::attention::merge::partial_elements;
 use crate::attention::prefill::{
     BM, Dense, KEYS, PAD, Part, SHUFFLES, Scratch, THREADS, WARPS, bn, chunks_elements, half_elements,
     prefill, sums_elements,
 };
-use crate::attention::tensors::{Strides, Tensors, not_zero};
+use crate::attention::tensors::{Strides, Tensors, Width, not_zero};
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
-use cuda_std::{KernelInfo, KernelSpec};
 
 /// The parameters of the kernels.
 ///
@@ -69,30 +68,17 @@ macro_rules! kernels {
                 // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
                 unsafe {
                     not_zero(p.num_q_heads);
-                    let dense = Dense {
-                        num_q_heads: p.num_q_heads,
-                        q_len: p.q_len,
-                        kv_len: p.kv_len,
-                        causal: 0u32.wrapping_sub(p.causal),
-                        longest_first: if thread::block_idx_z().is_multiple_of(2) { p.longest_first } else { 0 },
-                    };
-                    let work = Part {
-                        dense,
-                        parts_log2: p.parts_log2,
-                        partial: p.partial,
-                        elements: BM * partial_elements($d),
-                    };
-                    prefill::<_, _, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
+                    let dense = Dense::new(p.num_q_heads, [p.q_len, p.kv_len], p.causal, p.longest_first);
+                    let work = Part::new(dense, p.parts_log2, p.partial, $d);
+                    prefill::<_, _, _, WARPS, { $d / 64 }, { $d % 64 / 16 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
                         tensors(p), p.kv_len.wrapping_sub(1), work, scratch,
                     )
                 }
             }
         )*
 
-        /// For heads of up to 64 and up to 128 columns.
-        pub const SPECS: [KernelSpec<Int8Prefill>; 2] = [$($name),*];
-        /// The head_dim D of each.
-        pub const COLUMNS: [u32; 2] = [$($d),*];
+        /// By columns.
+        pub const SPECS: &[Width<Int8Prefill>] = &[$(Width { columns: $d, spec: $name }),*];
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
     };
@@ -100,6 +86,7 @@ macro_rules! kernels {
 
 kernels! {
     attention_int8_prefill_d64 64;
+    attention_int8_prefill_d80 80;
     attention_int8_prefill_d128 128;
 }
 

@@ -41,7 +41,7 @@ pub(in crate::attention) const fn bn(keys: usize) -> u32 {
 /// Elements of padding after each column of Q's and K's chunk, so that threads that write to it have no bank conflicts.
 pub(in crate::attention) const PAD: u32 = 4;
 
-/// Elements of a chunk buffer: Qᵀ [BK, BM + PAD] and Kᵀ [BK, BN + PAD], or V [D / 64, v_keys, 64].
+/// Elements of a chunk buffer: Qᵀ [BK, BM + PAD] and Kᵀ [BK, BN + PAD], or V [D / 64, v_keys, 64] and [v_keys, D mod 64].
 pub(in crate::attention) const fn chunk_elements(warps: u32, keys: usize) -> u32 {
     BK * (bm(warps) + PAD + bn(keys) + PAD)
 }

@@ -18,13 +18,13 @@ use super::block::{
 };
 use super::pass::prefill;
 use crate::attention::merge::{base, partial_elements};
-use crate::attention::tensors::{Strides, by_width, not_zero, tensors};
+use crate::attention::tensors::{Strides, Width, not_zero, tensors};
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use crate::kv::{Stored, for_each_storage};
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
-use cuda_std::{KernelInfo, KernelSpec};
 
 /// Columns of a tile's scores that a thread computes: tiles of 128 keys.
 pub(in crate::attention) const KEYS: usize = 8;
@@ -90,6 +90,11 @@ pub(in crate::attention) struct Dense {
 
 #[inlined]
 impl Dense {
+    /// `causal` is 0 or 1.
+    pub fn new(num_q_heads: u32, [q_len, kv_len]: [u32; 2], causal: u32, longest_first: u32) -> Self {
+        Self { num_q_heads, q_len, kv_len, causal: 0u32.wrapping_sub(causal), longest_first }
+    }
+
     /// As [`visible`](crate::attention::visible).
     fn visible(self, i: u32) -> i32 {
         self.kv_len as i32 + ((i as i32 + 1 - self.q_len as i32) & self.causal as i32)
@@ -167,14 +172,22 @@ impl Work<KEYS> for Dense {
 /// The blocks along the grid's z have a part of the tiles each.
 #[derive(Clone, Copy)]
 pub(in crate::attention) struct Part {
-    pub dense: Dense,
-    pub parts_log2: u32,
-    pub partial: *mut f32,
+    dense: Dense,
+    parts_log2: u32,
+    partial: *mut f32,
     /// Elements of a partial result.
-    pub elements: u32,
+    elements: u32,
 }
 
 impl Part {
+    /// For a kernel of `columns`. In every second part all rows of blocks are launched shortest first.
+    #[inline(always)]
+    pub fn new(dense: Dense, parts_log2: u32, partial: *mut f32, columns: u32) -> Self {
+        let longest_first = if thread::block_idx_z().is_multiple_of(2) { dense.longest_first } else { 0 };
+        let dense = Dense { longest_first, ..dense };
+        Self { dense, parts_log2, partial, elements: BM * partial_elements(columns) }
+    }
+
     /// The first tile of part `part`.
     #[inline(always)]
     fn tile(self, part: u32) -> u32 {
@@ -256,20 +269,9 @@ macro_rules! kernels {
                         // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
                         unsafe {
                             not_zero(p.num_q_heads);
-                            let dense = Dense {
-                                num_q_heads: p.num_q_heads,
-                                q_len: p.q_len,
-                                kv_len: p.kv_len,
-                                causal: 0u32.wrapping_sub(p.causal),
-                                longest_first: if thread::block_idx_z().is_multiple_of(2) { p.longest_first } else { 0 },
-                            };
-                            let work = Part {
-                                dense,
-                                parts_log2: p.parts_log2,
-                                partial: p.partial,
-                                elements: BM * partial_elements($d),
-                            };
-                            prefill::<_, _, _, WARPS, { $d / 64 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
+                            let dense = Dense::new(p.num_q_heads, [p.q_len, p.kv_len], p.causal, p.longest_first);
+                            let work = Part::new(dense, p.parts_log2, p.partial, $d);
+                            prefill::<_, _, _, WARPS, { $d / 64 }, { $d % 64 / 16 }, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
                                 tensors!(p, k, v), p.kv_len.wrapping_sub(1), work, scratch,
                             )
                         }
@@ -277,9 +279,8 @@ macro_rules! kernels {
                 )+
             })*
 
-            pub(in crate::attention) const SPECS: &[[KernelSpec<Prefill<$q>>; 2]] =
-                &[$(by_width(&[$($storage::$width),+])),*];
-            pub(in crate::attention) const COLUMNS: &[[u32; 2]] = &[$(by_width(&[$($d),+])),*];
+            pub(in crate::attention) const SPECS: &[&[Width<Prefill<$q>>]] =
+                &[$(&[$(Width { columns: $d, spec: $storage::$width }),+]),*];
             /// All of them.
             pub const KERNELS: &[KernelInfo] = &[$($($storage::$width.info(),)+)*];
         }
@@ -288,6 +289,7 @@ macro_rules! kernels {
 
 kernels! { of_f16 F16; as_f16: *const F16, "f16", [d64 64 "d64"] [d128 128 "d128"]; }
 for_each_storage! { kernels of_f32 f32; }
+kernels! { of_f32_d80 f32; as_f32: *const f32, "f32", [d80 80 "d80"]; }
 
 /// The parameters of the kernels that merge the parts of [`Prefill`].
 #[derive(Clone, Copy, KernelParams)]
@@ -303,13 +305,18 @@ pub struct PrefillMerge<T> {
     pub tiles: u32,
     pub parts_log2: u32,
     pub head_dim: u32,
-    /// The head_dim D of the previous kernel, 64 or 128.
+    /// The head_dim D of the previous kernel: 64, 80 or 128.
     pub d: u32,
 }
 
 /// The rows that a block merges: a thread has four columns of one.
 pub const fn rows_merged(d: u32) -> u32 {
-    THREADS / (d / 4)
+    THREADS / lanes(d)
+}
+
+/// The threads of a row.
+const fn lanes(d: u32) -> u32 {
+    if d == 64 { 16 } else { 32 }
 }
 
 /// # Safety
@@ -318,7 +325,7 @@ pub const fn rows_merged(d: u32) -> u32 {
 unsafe fn merge_parts<T: Element>(p: PrefillMerge<T>) {
     let PrefillMerge { out, partial, out_strides, num_q_heads, q_len, tiles, parts_log2, head_dim, d } = p;
     let (x, tid) = (thread::block_idx_x(), thread::thread_idx_x());
-    let lanes = if d == 64 { 16 } else { 32 };
+    let lanes = lanes(d);
     let (i, column) = (thread::block_idx_y() * (THREADS / lanes) + tid / lanes, tid % lanes * 4);
     if i >= q_len || column >= head_dim {
         return; // no barrier follows

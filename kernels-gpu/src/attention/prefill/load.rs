@@ -105,7 +105,7 @@ impl<F: Factors, V: Stored> Loader<F, V> {
     ///
     /// # Safety
     /// As [`qk`](Self::qk).
-    pub unsafe fn v<const WARPS: u32, const G: usize, const KEYS: usize, W: Work<KEYS>>(
+    pub unsafe fn v<const WARPS: u32, const G: usize, const X: usize, const KEYS: usize, W: Work<KEYS>>(
         &self,
         work: W,
         tid: u32,
@@ -128,6 +128,10 @@ impl<F: Factors, V: Stored> Loader<F, V> {
                             staged[N * 2 * G + I] = self.v.load4_words((at + column) as usize);
                         }
                     });
+                    if X > 0 {
+                        let column = (column + 64 * G as u32).min(self.head_dim - 4);
+                        staged[2 * G] = self.v.load4_words((at + column) as usize);
+                    }
                 }
             });
         }
@@ -175,11 +179,11 @@ impl<F: Factors, V: Stored> Loader<F, V> {
         }
     }
 
-    /// Writes the result of [`v`](Self::v): [G, v_keys, 64].
+    /// Writes the result of [`v`](Self::v): [G, v_keys, 64], and with X [v_keys, 16] after it, which blocks of four warps have.
     ///
     /// # Safety
     /// No thread reads the chunk.
-    pub unsafe fn put_v<const WARPS: u32, const G: usize>(
+    pub unsafe fn put_v<const WARPS: u32, const G: usize, const X: usize>(
         &self,
         tid: u32,
         chunk: Shared<f32>,
@@ -199,6 +203,10 @@ impl<F: Factors, V: Stored> Loader<F, V> {
                     });
                 }
             });
+            if X > 0 && tid % 8 < 4 {
+                let further = chunk.at(G as u32 * v_keys(WARPS) * 64 + tid / 8 * 16 + tid % 8 * 4);
+                further.set4(0, self.v.values4(staged[2 * G]));
+            }
         }
     }
 }

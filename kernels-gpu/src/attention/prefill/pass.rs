@@ -51,6 +51,7 @@ pub(in crate::attention) unsafe fn prefill<
     V: Stored,
     const WARPS: u32,
     const G: usize,
+    const X: usize,
     const KEYS: usize,
     const Q_STRIDE: u32,
     const K_STRIDE: u32,
@@ -96,6 +97,7 @@ pub(in crate::attention) unsafe fn prefill<
     let apart = 4 * threads(WARPS);
 
     let mut o = [[[0.0f32; 4]; G]; 8];
+    let mut o_further = [[0.0f32; X]; 8];
     // SAFETY: only this thread accesses these elements.
     unsafe {
         store_8(maxima.at(row), 4, [f32::NEG_INFINITY; 8]);
@@ -131,7 +133,7 @@ pub(in crate::attention) unsafe fn prefill<
                         load.qk::<WARPS, KEYS, W>(work, tid, tile, column)
                     }
                 } else {
-                    load.v::<WARPS, G, KEYS, W>(work, thread_index::<WARPS>(), tile, 0)
+                    load.v::<WARPS, G, X, KEYS, W>(work, thread_index::<WARPS>(), tile, 0)
                 };
                 if sees {
                     let both = |at: u32| [chunks.at(side + at), chunks.at((side + at) ^ 8)]; // rows exchanged as in `put_qk`
@@ -163,7 +165,7 @@ pub(in crate::attention) unsafe fn prefill<
                 if column < columns {
                     load.put_qk::<WARPS, KEYS>(tid, chunks.at(side), staged, column);
                 } else {
-                    load.put_v::<WARPS, G>(tid, chunks.at(side), staged);
+                    load.put_v::<WARPS, G, X>(tid, chunks.at(side), staged);
                 }
             }
         }
@@ -205,6 +207,7 @@ pub(in crate::attention) unsafe fn prefill<
                 unroll!(E < 4 => { o[I][g][E] *= rescale; });
                 g += 1;
             }
+            o_further[I] = o_further[I].map(|x| x * rescale);
         });
 
         // SAFETY: only this thread accesses these elements.
@@ -241,18 +244,25 @@ pub(in crate::attention) unsafe fn prefill<
                     let p = p_first + j % half * (16 * v_keys(WARPS));
                     j += 1;
                     let staged = if j < chunks_of_v(keys) {
-                        load.v::<WARPS, G, KEYS, W>(work, tid, tile, j)
+                        load.v::<WARPS, G, X, KEYS, W>(work, tid, tile, j)
                     } else {
                         load.qk::<WARPS, KEYS, W>(work, thread_index::<WARPS>(), tile + W::STEP, 0) // after the last tile unused
                     };
                     if sees {
                         let p = [0, 1, 2, 3].map(|x| probabilities.at(p ^ (x * 4)));
-                        weighted_values::<WARPS, G>(&mut o, p, chunks.at(side + tx * 4));
+                        let further = chunks.at(side + G as u32 * v_keys(WARPS) * 64 + tx);
+                        weighted_values::<WARPS, G, X>(
+                            &mut o,
+                            &mut o_further,
+                            p,
+                            chunks.at(side + tx * 4),
+                            further,
+                        );
                     }
                     after_reading::<WARPS>();
                     side = other(side);
                     if j < chunks_of_v(keys) {
-                        load.put_v::<WARPS, G>(tid, chunks.at(side), staged);
+                        load.put_v::<WARPS, G, X>(tid, chunks.at(side), staged);
                     } else {
                         load.put_qk::<WARPS, KEYS>(thread_index::<WARPS>(), chunks.at(side), staged, 0);
                     }
@@ -271,7 +281,8 @@ pub(in crate::attention) unsafe fn prefill<
     unroll!(I < 8 => { l[I] = unsafe { Sum.over::<16>(l[I]) }; });
     // SAFETY: the block's own item.
     if let Some(partial) = unsafe { work.partial() } {
-        let width = 64 * G as u32 + STATE_ELEMENTS;
+        let columns = (64 * G + 16 * X) as u32;
+        let width = columns + STATE_ELEMENTS;
         // SAFETY: only this thread accesses these elements.
         let m = unsafe { load_8(maxima.at(row), 4) };
         unroll!(I < 8 => {
@@ -283,9 +294,12 @@ pub(in crate::attention) unsafe fn prefill<
                     f32::store4(record.add((tx * 4 + g as u32 * 64) as usize), o[I][g]);
                     g += 1;
                 }
+                if X > 0 {
+                    *record.add(64 * G + tx as usize) = o_further[I][0];
+                }
                 if tx == 0 {
-                    *record.add(64 * G) = m[I];
-                    *record.add(64 * G + 1) = l[I];
+                    *record.add(columns as usize) = m[I];
+                    *record.add(columns as usize + 1) = l[I];
                 }
             }
         });
@@ -303,6 +317,11 @@ pub(in crate::attention) unsafe fn prefill<
                 unsafe { T::store4(out.add((head + i * out_strides.row + column) as usize), values) };
             }
             g += 1;
+        }
+        let column = 64 * G as u32 + tx;
+        if X > 0 && i < q_len && column < head_dim {
+            // SAFETY: row and column are inside this head's output.
+            unsafe { *out.add((head + i * out_strides.row + column) as usize) = T::from_f32(o_further[I][0] * factor) };
         }
     });
 }

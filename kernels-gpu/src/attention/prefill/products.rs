@@ -38,16 +38,19 @@ pub(in crate::attention) unsafe fn scores<
     } });
 }
 
-/// o += P V over one chunk of keys. `p[x]`: this thread's first four rows at the chunk's first key, with the number of the
-/// four exchanged by x. `v`: its first column.
+/// o += P V over one chunk of keys: of each row columns 4·tx + 64g + (0..4), and with X column 64 G + tx. `p[x]`: this thread's
+/// first four rows at the chunk's first key, with the number of the four exchanged by x. `v`: its first column, `further`: its
+/// column 64 G + tx if there is one.
 ///
 /// # Safety
 /// The chunk and P are written and a barrier has passed.
 #[inline(always)]
-pub(super) unsafe fn weighted_values<const WARPS: u32, const G: usize>(
+pub(super) unsafe fn weighted_values<const WARPS: u32, const G: usize, const X: usize>(
     o: &mut [[[f32; 4]; G]; 8],
+    o_further: &mut [[f32; X]; 8],
     p: [Shared<f32>; 4],
     v: Shared<f32>,
+    further: Shared<f32>,
 ) {
     unroll!(K < 16 => { if (K as u32) < v_keys(WARPS) {
         // SAFETY: eight rows from 16 warp + 8 ty on, below 64, at one of the chunk's keys.
@@ -69,5 +72,10 @@ pub(super) unsafe fn weighted_values<const WARPS: u32, const G: usize>(
                 g += 1;
             }
         });
+        if X > 0 {
+            // SAFETY: of [v_keys, 16] after the groups.
+            let value = unsafe { further.get(K as u32 * 16) };
+            unroll!(I < 8 => { o_further[I][0] = fma(weights[I / 4][I % 4], value, o_further[I][0]); });
+        }
     } });
 }

@@ -242,7 +242,7 @@ macro_rules! kernels {
                 // SAFETY: the parameters fulfil `prefill`'s contract: the items' queries are below q_len, their keys up to
                 // last_key.
                 unsafe {
-                    prefill::<_, _, _, $warps, $groups, KEYS, { bm($warps) + PAD }, { bn(KEYS) + PAD }, _>(
+                    prefill::<_, _, _, $warps, $groups, 0, KEYS, { bm($warps) + PAD }, { bn(KEYS) + PAD }, _>(
                         tensors!(p, p.k, p.v), p.last_key, work, scratch,
                     )
                 }
