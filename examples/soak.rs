@@ -89,7 +89,7 @@ fn resident() -> usize {
 
 fn soak(count: u64, seed: u64) -> Anything<()> {
     let folder =
-        small_model::write(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen3-vl/tiny")));
+        small_model::write(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/qwen3-vl/tiny")));
     let expected = fresh_answers(folder.path(), seed)?;
     let device = Device::virtual_gpu()?;
     let Device::Cuda(cuda) = &device else { unreachable!("the virtual GPU is a CUDA device") };
