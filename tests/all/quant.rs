@@ -125,7 +125,7 @@ fn a_normed_row_alone_is_that_among_others() -> Result<()> {
             let w = ops::quantize(&Tensor::randn([70, cols], DType::F32, 4, &device)?, format)?;
             let mut products = Tensor::uninitialized([m, 70], DType::F32, &device)?;
             ops::quant_matmul_rows_into(products.view_mut()?, &rows, &w, &Epilogue::default())?;
-            for (activation, kernel) in [(Activation::Identity, "vector1"), (Activation::SwiGlu, "gated1")] {
+            for (activation, kernel) in [(Activation::Identity, "normed1"), (Activation::SwiGlu, "gated1")] {
                 let want = ops::activate(&products, None, activation)?;
                 let epilogue = Epilogue { activation, ..Epilogue::default() };
                 for row in 0..m {

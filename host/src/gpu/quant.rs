@@ -15,7 +15,7 @@ use kernels_gpu::quant::formats::{ENCODE, Scales};
 use kernels_gpu::quant::norm::{Norm, quant_rms_norm_f32};
 use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight_through_f32};
 use kernels_gpu::quant::tile::{BN, GATED128, SLICES64, TILE32, TILE64, TILE128};
-use kernels_gpu::quant::vector::{self, GATED1, VECTOR, VECTOR1, Vector1};
+use kernels_gpu::quant::vector::{self, GATED1, NORMED1, VECTOR, VECTOR1, Vector1};
 use kernels_gpu::quant::{Gated, Product};
 use std::ptr;
 
@@ -152,9 +152,10 @@ pub(crate) fn vector(
     epilogue: &Epilogue,
 ) -> Result<()> {
     let (format, n) = (w.format() as usize, y.shape().elements() as u32);
-    let (spec, blocks) = match epilogue.activation {
-        Activation::SwiGlu => (GATED1[format], vector::gated_blocks1(n)),
-        _ => (VECTOR1[format], vector::blocks1(n)),
+    let (spec, blocks) = match (epilogue.activation, norm) {
+        (Activation::SwiGlu, _) => (GATED1[format], vector::gated_blocks1(n)),
+        (_, Some(_)) => (NORMED1[format], vector::blocks1(n)),
+        (_, None) => (VECTOR1[format], vector::blocks1(n)),
     };
     // each block quantises the row once, for all columns that it computes
     let grid = [blocks.min(one_wave(device, &spec)?), 1, 1];
@@ -423,7 +424,7 @@ mod tests {
             );
             assert!(
                 VECTOR1[format as usize].name.ends_with(name)
-                    && GATED1[format as usize].name.ends_with(name)
+                    && [NORMED1, GATED1].iter().all(|one| one[format as usize].name.ends_with(name))
                     && TILE128[format as usize].name.ends_with(name)
                     && GATED128[format as usize].name.ends_with(name)
             );

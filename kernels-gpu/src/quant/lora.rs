@@ -278,7 +278,7 @@ unsafe fn lora<W: Weights, const U: usize, const X: usize, const GATED: bool>(p:
             let (bias, activation) = if GATED { (null(), IDENTITY) } else { (p.bias, p.activation) };
             let epilogue = Epilogue { y: p.y, bias, residual: p.residual, n: p.n, activation };
             let (w, x) = (Matrix { quants: p.w, scales: p.w_scales, k: p.k }, Row1::new(x, 0, cols));
-            vector1::<W, _, U, X, false, GATED>(epilogue, x, w, 0, change, Declared);
+            vector1::<W, _, U, X, false, false, GATED>(epilogue, x, w, 0, change, Declared);
         }
         change.finish();
     }

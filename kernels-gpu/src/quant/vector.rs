@@ -20,7 +20,8 @@
 //! | kernel                | rows of x        | rows of w per warp and units of each per lane |
 //! |-----------------------|------------------|-----------------------------------------------|
 //! | quant_vector1_‹f›     | 1, f32           | 2 · [`LANE_UNITS`](Weights::LANE_UNITS)       |
-//! | quant_gated1_‹f›      | 1, f32; y = silu(gate)·up, of a row of w each | as quant_vector1 |
+//! | quant_normed1_‹f›     | 1, f32, with a norm | as quant_vector1                        |
+//! | quant_gated1_‹f›      | 1, f32, with a norm or without; y = silu(gate)·up, of a row of w each | as quant_vector1 |
 //! | quant_experts1_‹f›    | 1, f32, and an expert's rows of w, for each pair | as quant_vector1 |
 //! | quant_vector2_‹f›     | 1, 2, quantised  | 4 · 1                                         |
 //! | quant_vector4_‹f›     | 3, 4, quantised  | 2 · 1                                         |
@@ -76,7 +77,7 @@ pub struct Vector1 {
     /// [cols], 16-byte aligned
     pub x: *const f32,
     /// [cols], 16-byte aligned: the weight of an RMS norm of x. Then cols is a multiple of 4 and at most
-    /// [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS). Or null: x is not normalised.
+    /// [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS). Or null: x is not normalised. `quant_vector1` does not use it.
     pub norm: *const f32,
     /// [n, k] quants, of gates and ups [2 · n, k]
     pub w: *const u8,
@@ -476,7 +477,7 @@ impl Row1 {
 }
 
 /// The product with the n rows of w from row `from_row` on, to row blockIdx.y of y with `ONCE`, else to the first. With `ONCE`, blocks
-/// cover them all at once. With `GATED`, an element of y is silu of the product with one of n rows times that with the row n further on.
+/// cover them all at once. With `NORM`, there may be a norm. With `GATED`, an element of y is silu of the product with one of n rows times that with the row n further on.
 ///
 /// # Safety
 /// As the kernels below. Helpers do not call it.
@@ -487,6 +488,7 @@ pub(super) unsafe fn vector1<
     const U: usize,
     const X: usize,
     const ONCE: bool,
+    const NORM: bool,
     const GATED: bool,
 >(
     epilogue: Epilogue,
@@ -532,7 +534,7 @@ pub(super) unsafe fn vector1<
                 let tile = Tile { x, cols, from, tid };
                 // load
                 let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X, ONCE>(first_of_x) };
-                if !norm.is_null() && !quantized {
+                if NORM && !norm.is_null() && !quantized {
                     tile.prefetch(norm);
                 }
                 let rows = Rows::<R>::new::<W>(w, |j| from_row + of_w(first, j), from / W::UNIT);
@@ -540,14 +542,12 @@ pub(super) unsafe fn vector1<
                 // sync
                 if !quantized {
                     let count = units.next_multiple_of(step) * W::UNIT;
-                    let factor = match norm.is_null() {
-                        true => 1.0,
-                        false => {
-                            let sums = shared::declare::<f32, { RUNS as usize }>();
-                            tile.norm_factor::<X>(cols, early, sums, eps)
-                        }
-                    };
-                    tile.quantize::<W, X, ONCE>(first_of_x, row, count, early, Norm { weight: norm, factor });
+                    let mut normed = Norm { weight: null(), factor: 1.0 };
+                    if NORM && !norm.is_null() {
+                        let sums = shared::declare::<f32, { RUNS as usize }>();
+                        normed = Norm { weight: norm, factor: tile.norm_factor::<X>(cols, early, sums, eps) };
+                    }
+                    tile.quantize::<W, X, ONCE>(first_of_x, row, count, early, normed);
                     sync_threads();
                 }
                 // compute
@@ -754,27 +754,13 @@ macro_rules! vectors {
                 use crate::quant::formats::$file::$format;
 
                 const EARLY: usize = $format::EARLY;
-                const SHUFFLES1: u32 = shuffles1(EARLY) + 5 * (EARLY as u32 + 1) + 5; // of runs of squares, and of their sum
+                const SHUFFLES1: u32 = shuffles1(EARLY);
+                const SHUFFLES1_NORM: u32 = SHUFFLES1 + 5 * (EARLY as u32 + 1) + 5; // of runs of squares, and of their sum
                 /// Registers do not suffice for more.
                 const EARLY_EXPERTS: usize = if EARLY > 0 { EARLY - 1 } else { 0 };
 
-                /// One row of x, in f32. grid = any number of blocks, see [`blocks1`].
-                ///
-                /// # Safety
-                /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
-                #[kernel(
-                    name = concat!("quant_vector1_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM, shuffles = SHUFFLES1
-                )]
-                pub unsafe fn vector1(p: Vector1) {
-                    let Vector1 { y, bias, residual, n, k, activation, .. } = p;
-                    let epilogue = Epilogue { y, bias, residual, n, activation };
-                    // SAFETY: this kernel's contract is the body's.
-                    unsafe {
-                        let (x, w) = (p.row(), Matrix { quants: p.w, scales: p.w_scales, k });
-                        super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false, false>(epilogue, x, w, 0, Nothing, Declared)
-                    }
-                }
+                vectors! { @1 vector1 $format $name "quant_vector1_" SHARED1 SHUFFLES1 false }
+                vectors! { @1 normed1 $format $name "quant_normed1_" SHARED1_NORM SHUFFLES1_NORM true }
 
                 /// As [`vector1`], of gates and ups. grid = any number of blocks, see [`gated_blocks1`].
                 ///
@@ -782,7 +768,7 @@ macro_rules! vectors {
                 /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
                 #[kernel(
                     name = concat!("quant_gated1_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM, shuffles = SHUFFLES1
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM, shuffles = SHUFFLES1_NORM
                 )]
                 pub unsafe fn gated1(p: Vector1) {
                     let Vector1 { y, residual, n, k, .. } = p;
@@ -790,7 +776,7 @@ macro_rules! vectors {
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
                         let (x, w) = (p.row(), Matrix { quants: p.w, scales: p.w_scales, k });
-                        super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false, true>(epilogue, x, w, 0, Nothing, Declared)
+                        super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false, true, true>(epilogue, x, w, 0, Nothing, Declared)
                     }
                 }
 
@@ -815,11 +801,11 @@ macro_rules! vectors {
                         match place(p.slots, p.on_device, expert, p.n) {
                             Place::All(first) => {
                                 let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
-                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true, false>(epilogue, x, w, first, Nothing, row)
+                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true, false, false>(epilogue, x, w, first, Nothing, row)
                             }
                             Place::Slot(first) => {
                                 let w = Matrix { quants: p.cached, scales: p.cached_scales, k: p.k };
-                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true, false>(epilogue, x, w, first, Nothing, row)
+                                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY_EXPERTS, true, false, false>(epilogue, x, w, first, Nothing, row)
                             }
                             Place::Away => zeros(p.y.add((pair * p.n) as usize), p.n),
                         }
@@ -835,7 +821,9 @@ macro_rules! vectors {
 
         /// For one row of x, by format.
         pub const VECTOR1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::vector1),*];
-        /// For one row of x and y = silu(gate)·up, by format.
+        /// For one row of x with a norm, by format.
+        pub const NORMED1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::normed1),*];
+        /// For one row of x and y = silu(gate)·up, with a norm or without, by format.
         pub const GATED1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::gated1),*];
         /// For one row of x for each pair of a token and an expert, by format. grid = [[`blocks1`], pairs]
         pub const EXPERTS1: [KernelSpec<Experts1>; FORMATS] = [$(kernels::$file::experts1),*];
@@ -849,6 +837,7 @@ macro_rules! vectors {
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$(
             kernels::$file::vector1.info(),
+            kernels::$file::normed1.info(),
             kernels::$file::gated1.info(),
             kernels::$file::experts1.info(),
             kernels::$file::vector2.info(),
@@ -856,6 +845,24 @@ macro_rules! vectors {
             kernels::$file::vector8.info(),
             kernels::$file::vector16.info(),
         )*];
+    };
+    (@1 $kernel:ident $format:ident $name:literal $begin:literal $shared:ident $shuffles:ident $norm:literal) => {
+        /// One row of x, in f32. grid = any number of blocks, see [`blocks1`].
+        ///
+        /// # Safety
+        /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
+        #[kernel(
+            name = concat!($begin, $name), block = THREADS1, min_blocks = 2, shared_bytes = $shared, shuffles = $shuffles
+        )]
+        pub unsafe fn $kernel(p: Vector1) {
+            let Vector1 { y, bias, residual, n, k, activation, .. } = p;
+            let epilogue = Epilogue { y, bias, residual, n, activation };
+            // SAFETY: this kernel's contract is the body's.
+            unsafe {
+                let (x, w) = (p.row(), Matrix { quants: p.w, scales: p.w_scales, k });
+                super::super::vector1::<$format, _, { $format::LANE_UNITS }, EARLY, false, $norm, false>(epilogue, x, w, 0, Nothing, Declared)
+            }
+        }
     };
     (@ $kernel:ident $format:ident $name:literal $begin:literal $variant:literal) => {
         /// # Safety
