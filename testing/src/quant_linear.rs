@@ -71,6 +71,11 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         test([1, 70, 1032], GATE);
         test([1, 66, 300], With { bias: true, activation: Activation::Silu, residual: true, ..NORM });
         test([1, 34, 2080], With { residual: true, ..GATE });
+        // two rows, of formats without super-blocks by a kernel of their own; and three
+        for m in [2, 3] {
+            test([m, 70, 1032], GATE);
+            test([m, 67, 300], With { bias: true, activation: Activation::Silu, residual: true, ..NORM });
+        }
         if !matches!(format, Format::I8 | Format::Q4_0 | Format::Q4K | Format::Q6K) {
             continue;
         }
@@ -80,20 +85,22 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             }
         }
         // nothing, one, unaligned; rows of which each block has several, and rows as long as the norm's kernels have and longer
-        for shape in
-            [[1, 0, 32], [1, 2, 1], [1, 6, 37], [1, 17000, 64], [1, 34, 4096], [1, 10, 8192], [1, 6, 8196]]
-        {
-            for with in [NORM, GATE, With { norm: false, ..GATE }] {
-                test(shape, with);
+        for [n, k] in [[0, 32], [2, 1], [6, 37], [17000, 64], [34, 4096], [10, 8192], [6, 8196]] {
+            for m in [1, 2] {
+                for with in [NORM, GATE, With { norm: false, ..GATE }] {
+                    test([m, n, k], with);
+                }
             }
         }
     }
     for format in [Format::Q4_0, Format::Q8_0, Format::Q4K] {
-        // a token through a block of the 2B model, and the same without norm
+        // a token through a block of the 2B model, and the same without norm; two tokens through its gates
         for norm in [true, false] {
             add([1, 4096, 2048], format, With { norm, ..NORM }, Purpose::Bench);
             add([1, 12288, 2048], format, With { norm, ..NORM }, Purpose::Bench);
-            add([1, 12288, 2048], format, With { norm, ..GATE }, Purpose::Bench);
+            for m in [1, 2] {
+                add([m, 12288, 2048], format, With { norm, ..GATE }, Purpose::Bench);
+            }
         }
     }
     cases

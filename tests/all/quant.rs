@@ -2,6 +2,7 @@
 //! typed errors for what can't be quantised.
 
 use crate::common;
+use kernels_gpu::quant::vector::two;
 use pascaline::ops::{Activation, Epilogue};
 use pascaline::quant::{ErrorReport, FORMATS, Format, QuantRows, QuantTensor, ScaleChoice, block_len, name};
 use pascaline::{DType, Device, Error, Result, Tensor, cuda, ops, quant};
@@ -109,10 +110,10 @@ fn same_rows(want: &QuantRows, got: &QuantRows, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// A row alone, normalised and quantised by the kernel of its product, has the bits that it has among others; also where gates and ups are
-/// multiplied.
+/// One row and two, normalised and quantised by the kernel of their product, have the bits that they have among others; also where gates
+/// and ups are multiplied.
 #[test]
-fn a_normed_row_alone_is_that_among_others() -> Result<()> {
+fn a_few_normed_rows_are_those_among_others() -> Result<()> {
     let device = common::cuda_device();
     let bits = |values: Vec<f32>| -> Vec<Option<u32>> {
         values.into_iter().map(|x| (!x.is_nan()).then_some(x.to_bits())).collect()
@@ -125,21 +126,24 @@ fn a_normed_row_alone_is_that_among_others() -> Result<()> {
             let w = ops::quantize(&Tensor::randn([70, cols], DType::F32, 4, &device)?, format)?;
             let mut products = Tensor::uninitialized([m, 70], DType::F32, &device)?;
             ops::quant_matmul_rows_into(products.view_mut()?, &rows, &w, &Epilogue::default())?;
-            for (activation, kernel) in [(Activation::Identity, "normed1"), (Activation::SwiGlu, "gated1")] {
+            for (activation, kernels) in [
+                (Activation::Identity, ["quant_normed1", "quant_two"]),
+                (Activation::SwiGlu, ["quant_gated1", "quant_gated2"]),
+            ] {
                 let want = ops::activate(&products, None, activation)?;
                 let epilogue = Epilogue { activation, ..Epilogue::default() };
-                for row in 0..m {
-                    let alone = x.narrow(0, row, 1)?;
-                    let (got, launched) =
-                        cuda::trace(|| ops::quant_linear(&alone, &w, Some((&weight, 1e-6)), &epilogue));
-                    assert_eq!(launched, [&*format!("quant_{kernel}_{}", name(format))]);
-                    let (want, got) = (want.narrow(0, row, 1)?.to_vec()?, got?.to_vec()?);
-                    assert_eq!(
-                        bits(want),
-                        bits(got),
-                        "{} {activation:?} {row} of [{m}, {cols}]",
-                        name(format)
-                    );
+                for (few, kernel) in (1..).zip(kernels) {
+                    for row in (0..=m - few).step_by(few) {
+                        let apart = x.narrow(0, row, few)?;
+                        let (got, launched) =
+                            cuda::trace(|| ops::quant_linear(&apart, &w, Some((&weight, 1e-6)), &epilogue));
+                        if few == 1 || two::kernels(format).is_some() {
+                            assert_eq!(launched, [format!("{kernel}_{}", name(format))]);
+                        }
+                        let (want, got) = (want.narrow(0, row, few)?.to_vec()?, got?.to_vec()?);
+                        let id = format!("{} {activation:?} {row}, {few} of [{m}, {cols}]", name(format));
+                        assert_eq!(bits(want), bits(got), "{id}");
+                    }
                 }
             }
         }

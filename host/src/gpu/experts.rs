@@ -18,12 +18,13 @@ use kernels_gpu::quant;
 use kernels_gpu::quant::blocks::BLOCK;
 use kernels_gpu::quant::experts::{BM, EXPERTS64, GATED64};
 use kernels_gpu::quant::tile::BN;
-use kernels_gpu::quant::vector::{EXPERTS1, Experts1, blocks1};
+use kernels_gpu::quant::vector::experts::{EXPERTS1, Experts1};
+use kernels_gpu::quant::vector::one::blocks1;
 use std::ptr;
 
 /// The most tokens whose pairs are not sorted: each pair reads its expert's matrix by itself. So a token's result has the same
 /// bits alone and among as many others as products with few rows take.
-pub(crate) const MAX_UNSORTED_TOKENS: usize = quant::vector::MAX_M as usize;
+pub(crate) const MAX_UNSORTED_TOKENS: usize = quant::vector::quantized::MAX_M as usize;
 /// Blocks of several tokens that a multiprocessor gets at least, for a router that reads its matrix once for them: with fewer it is slower.
 const ROUTE_BLOCKS_PER_SM: u32 = 2;
 

@@ -6,7 +6,7 @@ use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::QuantTensor;
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::quant::lora::{self, LORA, LORA_GATED, Lora, MAX_RANK};
-use kernels_gpu::quant::vector::{blocks1, gated_blocks1};
+use kernels_gpu::quant::vector::one::{blocks1, gated_blocks1};
 
 /// Whether [`lora`] takes a change of this rank to a matrix with so many columns.
 pub(crate) fn is_fused(rank: usize, cols: usize) -> bool {

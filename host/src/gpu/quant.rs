@@ -15,7 +15,9 @@ use kernels_gpu::quant::formats::{ENCODE, Scales};
 use kernels_gpu::quant::norm::{Norm, quant_rms_norm_f32};
 use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight_through_f32};
 use kernels_gpu::quant::tile::{BN, GATED128, SLICES64, TILE32, TILE64, TILE128};
-use kernels_gpu::quant::vector::{self, GATED1, NORMED1, VECTOR, VECTOR1, Vector1};
+use kernels_gpu::quant::vector::one::{self, GATED1, NORMED1, VECTOR1, Vector1};
+use kernels_gpu::quant::vector::quantized::{self, VECTOR};
+use kernels_gpu::quant::vector::two::{self, Two};
 use kernels_gpu::quant::{Gated, Product};
 use std::ptr;
 
@@ -141,8 +143,13 @@ pub(super) fn one_wave<P>(device: &CudaDevice, spec: &KernelSpec<P>) -> Result<u
     Ok(resident.max(1) * multiprocessors)
 }
 
-/// y = act(norm(x)·wᵀ + bias) + residual for one row `x` in f32, whose length [`norm_is_fused`] allows if there is a norm. With
-/// [`Activation::SwiGlu`] w has gates, then ups, and there is no bias.
+/// Whether [`vector`] multiplies `m` rows of x by w.
+pub(crate) fn is_vector(m: usize, w: &QuantTensor) -> bool {
+    w.rows() > 0 && (m == 1 || m == two::M && two::kernels(w.format()).is_some())
+}
+
+/// y = act(norm(x)·wᵀ + bias) + residual for rows `x` in f32, whose number [`is_vector`] allows, and their length [`norm_is_fused`] if
+/// there is a norm. With [`Activation::SwiGlu`] w has gates, then ups, and there is no bias.
 pub(crate) fn vector(
     device: &CudaDevice,
     y: TensorMut,
@@ -151,19 +158,30 @@ pub(crate) fn vector(
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<()> {
-    let (format, n) = (w.format() as usize, y.shape().elements() as u32);
-    let (spec, blocks) = match (epilogue.activation, norm) {
-        (Activation::SwiGlu, _) => (GATED1[format], vector::gated_blocks1(n)),
-        (_, Some(_)) => (NORMED1[format], vector::blocks1(n)),
-        (_, None) => (VECTOR1[format], vector::blocks1(n)),
+    let (format, (m, n)) = (w.format(), y.shape().rows_cols());
+    let (n, is_gated) = (n as u32, epilogue.activation == Activation::SwiGlu);
+    let (k, cols) = (w.k as u32, w.cols() as u32);
+    let (bias, residual, activation) = arguments(epilogue);
+    let (weight, eps) = norm.map_or((ptr::null(), 0.0), |(weight, eps)| (weight.ptr(), eps));
+    let (y, x, (w, w_scales)) = (y.ptr(), x.ptr(), addresses(w));
+    if m == two::M
+        && let Some([plain, gated]) = two::kernels(format)
+    {
+        let (spec, products) = if is_gated { (gated, 2) } else { (plain, 1) };
+        let grid = [two::blocks(n, products).min(one_wave(device, &spec)?), 1, 1];
+        let parameters = Two { y, x, norm: weight, w, w_scales, bias, residual, n, k, cols, activation, eps };
+        // SAFETY: as for one row, and `y` has two.
+        return unsafe { device.launch(&spec, grid, &parameters) };
+    }
+    let format = format as usize;
+    let (spec, blocks) = match (is_gated, norm) {
+        (true, _) => (GATED1[format], one::gated_blocks1(n)),
+        (false, Some(_)) => (NORMED1[format], one::blocks1(n)),
+        (false, None) => (VECTOR1[format], one::blocks1(n)),
     };
     // each block quantises the row once, for all columns that it computes
     let grid = [blocks.min(one_wave(device, &spec)?), 1, 1];
-    let (k, cols) = (w.k as u32, w.cols() as u32);
-    let (bias, residual, activation) = arguments(epilogue);
-    let (norm, eps) = norm.map_or((ptr::null(), 0.0), |(weight, eps)| (weight.ptr(), eps));
-    let (y, x, (w, w_scales)) = (y.ptr(), x.ptr(), addresses(w));
-    let parameters = Vector1 { y, x, norm, w, w_scales, bias, residual, n, k, cols, activation, eps };
+    let parameters = Vector1 { y, x, norm: weight, w, w_scales, bias, residual, n, k, cols, activation, eps };
     // SAFETY: `ops` has checked that x and the norm's weight are contiguous f32 with w's columns and aligned, and that y,
     // residual and bias have as many columns as w has rows, or half as many for gates and ups. All are f32 and on this stream. A
     // TensorMut overlaps nothing.
@@ -183,12 +201,12 @@ const MAX_PASCAL_VECTOR_M: u32 = 8;
 
 /// The most rows whose product is by the vector kernels. As many have the same bits in each of them, however many there are.
 fn most_vector_rows(&Properties { capability: (major, _), .. }: &Properties) -> u32 {
-    if major == 6 { MAX_PASCAL_VECTOR_M } else { vector::MAX_M }
+    if major == 6 { MAX_PASCAL_VECTOR_M } else { quantized::MAX_M }
 }
 
-/// The vector kernel for up to [`vector::MAX_M`] rows, and its grid.
+/// The vector kernel for up to [`quantized::MAX_M`] rows, and its grid.
 fn vector_kernel(format: Format, m: u32, n: u32) -> (KernelSpec<Product>, [u32; 3]) {
-    let (variant, columns) = vector::variant_for(m);
+    let (variant, columns) = quantized::variant_for(m);
     (VECTOR[variant][format as usize], [n.div_ceil(columns), 1, 1])
 }
 

@@ -61,14 +61,18 @@ impl Stacked {
         let rows = x.dims()[0];
         let quantized = self.parts.iter().filter(|part| matches!(part, Matrix::Quantized(_))).count();
         let all = quantized == self.parts.len();
+        let by_product = self.parts.iter().all(|part| match part {
+            Matrix::Quantized(w) => ops::is_vector(x, w),
+            _ => true,
+        });
         let normed = match norm {
-            Some(norm) if !all || rows == 1 && !x.device().is_cuda() => Some(norm.forward(x)?),
+            Some(norm) if !all || rows == 1 && !by_product => Some(norm.forward(x)?),
             _ => None,
         };
-        // a single row's kernels normalise and quantise it themselves
-        let norm_of_parts = norm.filter(|_| normed.is_none() && rows == 1);
+        // kernels for one row or two normalise and quantise them themselves
+        let norm_of_parts = norm.filter(|_| normed.is_none() && by_product);
         let quantized = match (&normed, norm) {
-            _ if rows == 1 || quantized == 0 => None,
+            _ if rows == 1 || by_product || quantized == 0 => None,
             (None, Some(norm)) => Some(norm.forward_rows(x)?),
             (normed, _) => Some(ops::quantize_rows(normed.as_ref().unwrap_or(x))?),
         };

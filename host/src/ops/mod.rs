@@ -130,6 +130,7 @@ pub(crate) use lora::beside_into;
 pub use lora::{quant_lora, quant_lora_into};
 pub use matmul::{matmul, matmul_into};
 pub use paged_attention::{PAGE, paged_attention_each_into, paged_attention_into};
+pub(crate) use quant::is_vector;
 pub use quant::{
     dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
     quant_embedding_into, quant_gated_rows, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,

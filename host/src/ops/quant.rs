@@ -269,8 +269,9 @@ pub fn quant_gated_rows(x: &QuantRows, w: &QuantTensor) -> Result<QuantRows> {
 /// [`linear`](super::linear()) with a quantised matrix: y = act(norm(x)·wᵀ + bias) + residual.
 ///
 /// `x`: [.., k] f32, `w`: [n, k], `y`: [.., n] f32, or [.., n/2] for [`Activation::SwiGlu`]. `norm`: the weight \[k\] and
-/// eps of an RMS norm of x's rows. On GPUs a single row takes one launch: with a norm if k is a multiple of 4 of at most 8,192, and not
-/// with [`Activation::GeluErf`] or a bias before [`Activation::SwiGlu`]. Otherwise the norm is a separate pass, and so are these
+/// eps of an RMS norm of x's rows. On GPUs one row takes one launch, and so do two of a format without
+/// super-blocks: with a norm if k is a multiple of 4 of at most 8,192, and not with [`Activation::GeluErf`] or a bias before
+/// [`Activation::SwiGlu`]. Otherwise the norm is a separate pass, and so are these
 /// activations.
 ///
 /// ```
@@ -336,7 +337,7 @@ pub fn quant_linear_into(
     finish_into(y, &sums, epilogue)
 }
 
-/// Checks everything of [`quant_linear_into`] for a row on a GPU.
+/// Checks everything of [`quant_linear_into`] for a few rows on a GPU.
 fn check_vector(
     y: &TensorMut,
     x: &Tensor,
@@ -388,14 +389,15 @@ pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &E
     }
 }
 
-/// Whether a product with `x` is one with a vector, whose kernel quantises it itself.
+/// Whether x is one row.
 pub(super) fn has_one_row(x: &Tensor) -> bool {
     x.shape().rank() > 0 && x.shape().rows_cols().0 == 1
 }
 
-/// Whether a product is one with a vector on a GPU.
-fn is_vector(x: &Tensor, w: &QuantTensor) -> bool {
-    has_one_row(x) && x.dtype() == DType::F32 && x.device().is_cuda() && w.rows() > 0
+/// Whether a product with `x` is by a kernel that quantises it itself.
+pub(crate) fn is_vector(x: &Tensor, w: &QuantTensor) -> bool {
+    let on_gpu = x.dtype() == DType::F32 && x.device().is_cuda();
+    on_gpu && x.shape().rank() > 0 && gpu::quant::is_vector(x.shape().rows_cols().0, w)
 }
 
 /// [`quant_matmul_into`] of quantised activations, which several products can share.

@@ -16,7 +16,8 @@
 
 use super::FORMATS;
 use super::epilogue::Epilogue;
-use super::vector::{Beside, Declared, ROWS1, Row1, SHARED1, THREADS1, WARPS1, shuffles1, vector1};
+use super::vector::one::{Beside, ROWS1, Row1, SHARED1, shuffles1, vector1};
+use super::vector::prologue::{Declared, THREADS1, WARPS1};
 use super::weights::{Matrix, Weights};
 use crate::activate::IDENTITY;
 use crate::device::math::fma;
@@ -297,7 +298,7 @@ macro_rules! loras {
                 /// Those of quant_vector1, and 5 for each sum.
                 const SHUFFLES: u32 = shuffles1(EARLY) + 5 * (2 + ROWS1);
 
-                /// grid = the helpers, then any number of blocks, see [`blocks1`](crate::quant::vector::blocks1).
+                /// grid = the helpers, then any number of blocks, see [`blocks1`](crate::quant::vector::one::blocks1).
                 ///
                 /// # Safety
                 /// [`Lora`] constrains the pointers, which are valid on the launching stream; n, k > 0.
@@ -310,7 +311,7 @@ macro_rules! loras {
                     unsafe { lora::<$format, { $format::LANE_UNITS }, EARLY, false>(p) }
                 }
 
-                /// As [`plain`], of gates and ups: see [`gated_blocks1`](crate::quant::vector::gated_blocks1).
+                /// As [`plain`], of gates and ups: see [`gated_blocks1`](crate::quant::vector::one::gated_blocks1).
                 ///
                 /// # Safety
                 /// As [`plain`].

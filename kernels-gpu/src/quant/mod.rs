@@ -12,7 +12,7 @@
 //! | decode   | every format to f32 and f16, all rows or those at given indices    |
 //! | weights  | how a kernel reads a format                                        |
 //! | activations | how products with a vector read the activations                |
-//! | vector   | x·wᵀ for m ≤ 8: every row of w is read once by a warp              |
+//! | vector   | x·wᵀ for m ≤ 16: every row of w is read once by a warp             |
 //! | lora     | x·wᵀ + (x·aᵀ)·bᵀ for m = 1 in one launch                           |
 //! | tile     | x·wᵀ for larger m: tiles of w and x in shared memory               |
 //! | straight_through | the gradient of quantising (straight-through estimator)    |
