@@ -289,6 +289,10 @@ fn bench(
     let (chosen, left_out): (Vec<_>, Vec<_>) =
         cases.into_iter().partition(|case| limit.is_none_or(|limit| limit.covers(case.as_ref())));
     let chosen = spread(chosen);
+    if time.interrupted() {
+        screen.line(&format!("timed: 0 of {} cases", chosen.len()))?;
+        return Ok((Timed { cases_not_run: chosen.len(), ..Timed::default() }, chosen));
+    }
     screen.start(chosen.len());
     screen.doing("measuring what the device can do, and warming up");
     let (begun, part) = (Instant::now(), time.until(BENCH));

@@ -7,7 +7,7 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use product::{Group, grouped, matmul};
+pub(crate) use product::{GROUP_COLUMNS, Group, grouped, matmul};
 pub(crate) use row::read_row;
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};

@@ -321,7 +321,7 @@ fn product(x: ExpertRows, w: &Matrix, routes: &Routes, places: Option<Places>) -
 /// The pairs whose experts are not `here`. Waits for the device.
 fn pairs_away(routes: &Routes, here: &[bool]) -> Result<Vec<usize>> {
     let is_away = |id: u32| !here.get(id as usize).is_some_and(|here| *here);
-    let ids = routes.experts_of_pairs()?;
+    let ids = routes.ids.to_vec::<u32>()?;
     Ok((0..ids.len()).filter(|&pair| is_away(ids[pair])).collect())
 }
 

@@ -6,7 +6,7 @@ use super::elementwise::silu_mul;
 use super::linear::linear_into;
 use super::quant::quantize_rows;
 use super::{embedding, linear};
-use crate::cpu::quant::Group;
+use crate::cpu::quant::{GROUP_COLUMNS, Group};
 use crate::parallel::InTasks;
 use crate::problem::activate::Epilogue;
 use crate::problem::experts::{ExpertRows, Places, Routes, Sorted};
@@ -411,8 +411,6 @@ fn padded(x: &Tensor) -> Result<Tensor> {
 /// Pairs whose experts the CPU passes through side by side: the products of so few rows are too short to be divided among threads one by
 /// one.
 const SIDE_BY_SIDE: usize = 256;
-/// Columns of y that a task has then, of an expert's, whatever the number of threads.
-const COLUMNS: usize = 256;
 
 /// The rows of each expert that has any, and of its matrix of n rows; on the CPU.
 fn groups(routes: &Routes, n: usize) -> Result<Vec<Group>> {
@@ -440,7 +438,9 @@ fn float_products(y: &mut Tensor, x: &Tensor, w: &Tensor, routes: &Routes) -> Re
         });
     }
     let parts = groups.into_iter().flat_map(|group| {
-        (0..n).step_by(COLUMNS).map(move |column| (group.clone(), column, COLUMNS.min(n - column)))
+        (0..n)
+            .step_by(GROUP_COLUMNS)
+            .map(move |column| (group.clone(), column, GROUP_COLUMNS.min(n - column)))
     });
     let mut parts: Vec<_> = parts.map(|part| (part, None)).collect();
     parts.par_iter_mut().try_in_tasks(|((Group { rows, first }, column, columns), product_of_part)| {

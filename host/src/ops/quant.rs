@@ -295,10 +295,8 @@ pub fn quant_linear(
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<Tensor> {
-    let Some(columns) = epilogue.activation.columns(w.rows()) else {
-        return Err(MATMUL.unsupported("activation", "SwiGlu", "w's number of rows must be even"));
-    };
-    let mut y = Tensor::uninitialized(with_last_replaced(x.shape(), columns), DType::F32, &x.device())?;
+    let shape = with_last_replaced(x.shape(), columns_of(w, epilogue)?);
+    let mut y = Tensor::uninitialized(shape, DType::F32, &x.device())?;
     quant_linear_into(y.view_mut()?, x, w, norm, epilogue)?;
     Ok(y)
 }
@@ -311,13 +309,14 @@ pub fn quant_linear_into(
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<()> {
+    let columns = columns_of(w, epilogue)?;
     if let Device::Cuda(device) = x.device()
         && is_vector(x, w)
         && norm.is_none_or(|_| gpu::quant::norm_is_fused(w.cols()))
         && (epilogue.activation != Activation::SwiGlu || epilogue.bias.is_none())
         && epilogue.activation != Activation::GeluErf
     {
-        check_vector(&y, x, w, norm, epilogue)?;
+        check_vector(&y, x, w, columns, norm, epilogue)?;
         let weight = norm.map(|(weight, eps)| Ok((aligned(weight)?, eps))).transpose()?;
         let norm = weight.as_ref().map(|(weight, eps)| (weight, *eps));
         return gpu::quant::vector(&device, y, &aligned(x)?, w, norm, epilogue);
@@ -337,16 +336,22 @@ pub fn quant_linear_into(
     finish_into(y, &sums, epilogue)
 }
 
+/// The columns of [`quant_linear`]'s result.
+fn columns_of(w: &QuantTensor, epilogue: &Epilogue) -> Result<usize> {
+    let columns = epilogue.activation.columns(w.rows());
+    columns.ok_or_else(|| MATMUL.unsupported("activation", "SwiGlu", "w's number of rows must be even"))
+}
+
 /// Checks everything of [`quant_linear_into`] for a few rows on a GPU.
 fn check_vector(
     y: &TensorMut,
     x: &Tensor,
     w: &QuantTensor,
+    columns: usize,
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<()> {
     MATMUL.contiguous("x", x)?;
-    let columns = epilogue.activation.columns(w.rows()).unwrap_or(0);
     if let Some((weight, eps)) = norm {
         rms_norm::check_inputs(MATMUL, x, weight, eps)?;
         if !weight.device().same(&x.device()) {

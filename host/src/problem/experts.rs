@@ -48,11 +48,6 @@ impl Routes {
         self.sorted.is_some()
     }
 
-    /// The expert of each pair. Waits for the device.
-    pub(crate) fn experts_of_pairs(&self) -> Result<Vec<u32>> {
-        self.ids.to_vec()
-    }
-
     /// Each token's experts and their weights, the largest weight first: [tokens, top_k]. Waits for the device.
     ///
     /// # Errors

@@ -157,7 +157,7 @@ pub(crate) struct Group {
 }
 
 /// Columns of a group's task: more would leave threads without one at the end, fewer make a task wait for memory for much of its time.
-const GROUP_COLUMNS: usize = 256;
+pub(crate) const GROUP_COLUMNS: usize = 256;
 
 /// Each of `ys`, [m, n] without gaps, is the product of the groups' rows of x with n rows each of one of `matrices`. The groups have all of x,
 /// in order.
