@@ -15,9 +15,9 @@ use kernels_gpu::quant::formats::{ENCODE, Scales};
 use kernels_gpu::quant::norm::{Norm, quant_rms_norm_f32};
 use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight_through_f32};
 use kernels_gpu::quant::tile::{BN, GATED128, SLICES64, TILE32, TILE64, TILE128};
-use kernels_gpu::quant::vector::one::{self, GATED1, NORMED1, VECTOR1, Vector1};
+use kernels_gpu::quant::vector::one::{self, GATED1, NORMED1, VECTOR1, Vector};
 use kernels_gpu::quant::vector::quantized::{self, VECTOR};
-use kernels_gpu::quant::vector::two::{self, Two};
+use kernels_gpu::quant::vector::two;
 use kernels_gpu::quant::{Gated, Product};
 use std::ptr;
 
@@ -160,31 +160,25 @@ pub(crate) fn vector(
 ) -> Result<()> {
     let (format, (m, n)) = (w.format(), y.shape().rows_cols());
     let (n, is_gated) = (n as u32, epilogue.activation == Activation::SwiGlu);
+    let two_rows = if m == two::M { two::kernels(format) } else { None };
+    let index = format as usize;
+    let (spec, blocks) = match (two_rows, is_gated, norm) {
+        (Some([_, gated]), true, _) => (gated, two::blocks(n, 2)),
+        (Some([plain, _]), false, _) => (plain, two::blocks(n, 1)),
+        (None, true, _) => (GATED1[index], one::gated_blocks1(n)),
+        (None, false, Some(_)) => (NORMED1[index], one::blocks1(n)),
+        (None, false, None) => (VECTOR1[index], one::blocks1(n)),
+    };
+    // each block quantises the rows once, for all columns that it computes
+    let grid = [blocks.min(one_wave(device, &spec)?), 1, 1];
     let (k, cols) = (w.k as u32, w.cols() as u32);
     let (bias, residual, activation) = arguments(epilogue);
-    let (weight, eps) = norm.map_or((ptr::null(), 0.0), |(weight, eps)| (weight.ptr(), eps));
+    let (norm, eps) = norm.map_or((ptr::null(), 0.0), |(weight, eps)| (weight.ptr(), eps));
     let (y, x, (w, w_scales)) = (y.ptr(), x.ptr(), addresses(w));
-    if m == two::M
-        && let Some([plain, gated]) = two::kernels(format)
-    {
-        let (spec, products) = if is_gated { (gated, 2) } else { (plain, 1) };
-        let grid = [two::blocks(n, products).min(one_wave(device, &spec)?), 1, 1];
-        let parameters = Two { y, x, norm: weight, w, w_scales, bias, residual, n, k, cols, activation, eps };
-        // SAFETY: as for one row, and `y` has two.
-        return unsafe { device.launch(&spec, grid, &parameters) };
-    }
-    let format = format as usize;
-    let (spec, blocks) = match (is_gated, norm) {
-        (true, _) => (GATED1[format], one::gated_blocks1(n)),
-        (false, Some(_)) => (NORMED1[format], one::blocks1(n)),
-        (false, None) => (VECTOR1[format], one::blocks1(n)),
-    };
-    // each block quantises the row once, for all columns that it computes
-    let grid = [blocks.min(one_wave(device, &spec)?), 1, 1];
-    let parameters = Vector1 { y, x, norm: weight, w, w_scales, bias, residual, n, k, cols, activation, eps };
-    // SAFETY: `ops` has checked that x and the norm's weight are contiguous f32 with w's columns and aligned, and that y,
-    // residual and bias have as many columns as w has rows, or half as many for gates and ups. All are f32 and on this stream. A
-    // TensorMut overlaps nothing.
+    let parameters = Vector { y, x, norm, w, w_scales, bias, residual, n, k, cols, activation, eps };
+    // SAFETY: `ops` has checked that x and the norm's weight are contiguous f32 with w's columns and aligned, that x has as many rows as
+    // the kernel, and that y, residual and bias have as many columns as w has rows, or half as many for gates and ups. All are f32
+    // and on this stream. A TensorMut overlaps nothing.
     unsafe { device.launch(&spec, grid, &parameters) }
 }
 

@@ -4,7 +4,7 @@ use super::activate::finish_into;
 use super::check::Check;
 use super::copy::aligned;
 use super::linear::linear;
-use super::quant::{check_columns, has_one_row, quant_matmul_into, with_last_replaced};
+use super::quant::{check_columns, columns_of, has_one_row, quant_matmul_into, with_last_replaced};
 use super::rms_norm::{self, rms_norm};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::QuantTensor;
@@ -41,7 +41,7 @@ pub fn quant_lora(
     change: [&Tensor; 2],
     epilogue: &Epilogue,
 ) -> Result<Tensor> {
-    let shape = with_last_replaced(x.shape(), columns(w, epilogue)?);
+    let shape = with_last_replaced(x.shape(), columns_of(CHECK, w, epilogue)?);
     let mut y = Tensor::uninitialized(shape, DType::F32, &x.device())?;
     quant_lora_into(y.view_mut()?, x, w, norm, change, epilogue)?;
     Ok(y)
@@ -67,7 +67,7 @@ pub fn quant_lora_into(
     }
     CHECK.shape("b", b, &[w.rows(), rank], "[n, rank]")?;
     check_columns(CHECK, x.shape(), w)?;
-    let columns = columns(w, epilogue)?;
+    let columns = columns_of(CHECK, w, epilogue)?;
     CHECK.dtype("y", &y, DType::F32)?;
     CHECK.contiguous("y", &y)?;
     CHECK.shape(
@@ -101,12 +101,6 @@ pub fn quant_lora_into(
     let mut sums = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
     product(sums.view_mut()?, &Epilogue::default())?;
     finish_into(y, &sums, epilogue)
-}
-
-/// The result's columns.
-fn columns(w: &QuantTensor, epilogue: &Epilogue) -> Result<usize> {
-    let columns = epilogue.activation.columns(w.rows());
-    columns.ok_or_else(|| CHECK.unsupported("activation", "SwiGlu", "w's number of rows must be even"))
 }
 
 fn three(y: TensorMut, x: &Tensor, w: &QuantTensor, change: [&Tensor; 2], epilogue: &Epilogue) -> Result<()> {

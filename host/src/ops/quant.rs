@@ -295,7 +295,7 @@ pub fn quant_linear(
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<Tensor> {
-    let shape = with_last_replaced(x.shape(), columns_of(w, epilogue)?);
+    let shape = with_last_replaced(x.shape(), columns_of(MATMUL, w, epilogue)?);
     let mut y = Tensor::uninitialized(shape, DType::F32, &x.device())?;
     quant_linear_into(y.view_mut()?, x, w, norm, epilogue)?;
     Ok(y)
@@ -309,7 +309,7 @@ pub fn quant_linear_into(
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<()> {
-    let columns = columns_of(w, epilogue)?;
+    let columns = columns_of(MATMUL, w, epilogue)?;
     if let Device::Cuda(device) = x.device()
         && is_vector(x, w)
         && norm.is_none_or(|_| gpu::quant::norm_is_fused(w.cols()))
@@ -336,10 +336,10 @@ pub fn quant_linear_into(
     finish_into(y, &sums, epilogue)
 }
 
-/// The columns of [`quant_linear`]'s result.
-fn columns_of(w: &QuantTensor, epilogue: &Epilogue) -> Result<usize> {
+/// The columns of the result of a product with w and this epilogue.
+pub(super) fn columns_of(check: Check, w: &QuantTensor, epilogue: &Epilogue) -> Result<usize> {
     let columns = epilogue.activation.columns(w.rows());
-    columns.ok_or_else(|| MATMUL.unsupported("activation", "SwiGlu", "w's number of rows must be even"))
+    columns.ok_or_else(|| check.unsupported("activation", "SwiGlu", "w's number of rows must be even"))
 }
 
 /// Checks everything of [`quant_linear_into`] for a few rows on a GPU.

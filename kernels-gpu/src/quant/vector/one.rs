@@ -27,16 +27,16 @@ const SHARED1_NORM: u32 = SHARED1 + 4 * RUNS;
 /// Rows of w per warp of [`VECTOR1`].
 pub(in crate::quant) const ROWS1: u32 = 2;
 
-/// The parameters of the kernels for one row: y = act(norm(x)·wᵀ + bias) + residual; or silu(gate)·up + residual, where the
-/// product is n gates, then n ups.
+/// The parameters of the kernels for m rows in f32, one or two: y = act(norm(x)·wᵀ + bias) + residual; or silu(gate)·up + residual,
+/// where a row of the product is n gates, then n ups.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Vector1 {
-    /// [n], disjoint from all else
+pub struct Vector {
+    /// [m, n], disjoint from all else
     pub y: *mut f32,
-    /// [cols], 16-byte aligned
+    /// [m, cols], 16-byte aligned
     pub x: *const f32,
-    /// [cols], 16-byte aligned: the weight of an RMS norm of x. Then cols is a multiple of 4 and at most
+    /// [cols], 16-byte aligned: the weight of an RMS norm of x's rows. Then cols is a multiple of 4 and at most
     /// [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS). Or null: x is not normalised. `quant_vector1` does not use it.
     pub norm: *const f32,
     /// [n, k] quants, of gates and ups [2 · n, k]
@@ -45,7 +45,7 @@ pub struct Vector1 {
     pub w_scales: *const u8,
     /// [n] or null; null for gates and ups
     pub bias: *const f32,
-    /// [n] or null
+    /// [m, n] or null
     pub residual: *const f32,
     pub n: u32,
     pub k: u32,
@@ -118,7 +118,7 @@ pub(in crate::quant) struct Row1 {
     /// 0 without `ONCE` of [`vector1`].
     pub first: u32,
     pub cols: u32,
-    /// As [`Vector1`] has it; null with `ONCE`.
+    /// As [`Vector`] has it; null with `ONCE`.
     norm: *const f32,
     eps: f32,
 }
@@ -259,7 +259,7 @@ pub(in crate::quant) unsafe fn vector1<
     }
 }
 
-impl Vector1 {
+impl Vector {
     /// The row of x.
     #[inline(always)]
     const fn row(&self) -> Row1 {
@@ -285,13 +285,13 @@ macro_rules! vectors {
                 /// As [`vector1`], of gates and ups. grid = any number of blocks, see [`gated_blocks1`].
                 ///
                 /// # Safety
-                /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
+                /// [`Vector`] constrains the pointers, which are valid on the launching stream; n, k > 0.
                 #[kernel(
                     name = concat!("quant_gated1_", $name),
                     block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM, shuffles = SHUFFLES1_NORM
                 )]
-                pub unsafe fn gated1(p: Vector1) {
-                    let Vector1 { y, residual, n, k, .. } = p;
+                pub unsafe fn gated1(p: Vector) {
+                    let Vector { y, residual, n, k, .. } = p;
                     let epilogue = Epilogue { y, bias: null(), residual, n, activation: IDENTITY };
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
@@ -303,11 +303,11 @@ macro_rules! vectors {
         }
 
         /// For one row of x, by format.
-        pub const VECTOR1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::vector1),*];
+        pub const VECTOR1: [KernelSpec<Vector>; FORMATS] = [$(kernels::$file::vector1),*];
         /// For one row of x with a norm, by format.
-        pub const NORMED1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::normed1),*];
+        pub const NORMED1: [KernelSpec<Vector>; FORMATS] = [$(kernels::$file::normed1),*];
         /// For one row of x and y = silu(gate)·up, with a norm or without, by format.
-        pub const GATED1: [KernelSpec<Vector1>; FORMATS] = [$(kernels::$file::gated1),*];
+        pub const GATED1: [KernelSpec<Vector>; FORMATS] = [$(kernels::$file::gated1),*];
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$(
             kernels::$file::vector1.info(),
@@ -319,12 +319,12 @@ macro_rules! vectors {
         /// One row of x, in f32. grid = any number of blocks, see [`blocks1`].
         ///
         /// # Safety
-        /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
+        /// [`Vector`] constrains the pointers, which are valid on the launching stream; n, k > 0.
         #[kernel(
             name = concat!($begin, $name), block = THREADS1, min_blocks = 2, shared_bytes = $shared, shuffles = $shuffles
         )]
-        pub unsafe fn $kernel(p: Vector1) {
-            let Vector1 { y, bias, residual, n, k, activation, .. } = p;
+        pub unsafe fn $kernel(p: Vector) {
+            let Vector { y, bias, residual, n, k, activation, .. } = p;
             let epilogue = Epilogue { y, bias, residual, n, activation };
             // SAFETY: this kernel's contract is the body's.
             unsafe {

@@ -89,7 +89,7 @@ impl<const THREADS: u32> Tile<THREADS> {
     ///
     /// # Safety
     /// As [`each`](Self::each); nobody reads `into`, which has room for `count` values in whole warps of four. A norm is as
-    /// [`Vector1`](super::one::Vector1) says, and its factor is x's.
+    /// [`Vector`](super::one::Vector) says, and its factor is x's.
     pub unsafe fn quantize<W: Weights, const X: usize, const PARTS: bool>(
         self,
         first: u32,

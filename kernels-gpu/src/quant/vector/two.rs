@@ -5,6 +5,7 @@
 //!
 //! Formats with super-blocks have no such kernels: the registers that they need leave too few warps to hide what each block does.
 
+use super::one::Vector;
 use super::prologue::{Norm, TILE, TILE_BYTES, Tile};
 use super::spread::Spread;
 use super::stage::{Rows, Stage};
@@ -34,36 +35,6 @@ const EARLY: usize = 1;
 /// Shuffle steps: 3 and 3 where a row is quantised, 5 for its squares, 5 for their sum; and those of the lanes' sums.
 const SHUFFLES: u32 = M as u32 * ((3 + 3 + 5) * (EARLY as u32 + 1) + 5) + Spread::<{ M * R }>::SHUFFLES;
 
-/// The parameters: y = act(norm(x)·wᵀ + bias) + residual; or silu(gate)·up + residual, where a row of the product is n gates, then n
-/// ups.
-#[derive(Clone, Copy, KernelParams)]
-#[repr(C)]
-pub struct Two {
-    /// [2, n], disjoint from all else
-    pub y: *mut f32,
-    /// [2, cols], 16-byte aligned
-    pub x: *const f32,
-    /// [cols], 16-byte aligned: the weight of an RMS norm of x's rows. Then cols is a multiple of 4 and at most
-    /// [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS). Or null: x is not normalised.
-    pub norm: *const f32,
-    /// [n, k] quants, of gates and ups [2 · n, k]
-    pub w: *const u8,
-    /// Of w.
-    pub w_scales: *const u8,
-    /// [n] or null; null for gates and ups
-    pub bias: *const f32,
-    /// [2, n] or null
-    pub residual: *const f32,
-    pub n: u32,
-    pub k: u32,
-    /// At most k.
-    pub cols: u32,
-    /// The activation, one of [`activate`](crate::activate)'s numbers; not used for gates and ups.
-    pub activation: u32,
-    /// Of the norm.
-    pub eps: f32,
-}
-
 /// Number of blocks that cover all columns of y, each `products` products: 2 for gates and ups, else 1.
 pub fn blocks(n: u32, products: u32) -> u32 {
     n.div_ceil(WARPS * R as u32 / products)
@@ -77,8 +48,8 @@ const SHARERS: u32 = 32 / (M * R) as u32;
 /// # Safety
 /// As theirs.
 #[inline(always)]
-unsafe fn two<W: Weights, const GATED: bool>(p: Two) {
-    let Two { x, norm, n, cols, eps, .. } = p;
+unsafe fn two<W: Weights, const GATED: bool>(p: Vector) {
+    let Vector { x, norm, n, cols, eps, .. } = p;
     let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
     let quants = shared::declare::<u32, { M * quant_words(TILE) as usize }>();
     let blocks = shared::declare::<u32, { M * block_words(TILE) as usize }>();
@@ -194,7 +165,7 @@ macro_rules! twos {
         }
 
         /// The kernels of a format, for products and for y = silu(gate)·up; `None` if it has none.
-        pub const fn kernels(format: Format) -> Option<[KernelSpec<Two>; 2]> {
+        pub const fn kernels(format: Format) -> Option<[KernelSpec<Vector>; 2]> {
             match format {
                 $(Format::$format => Some([kernels::$file::plain, kernels::$file::gated]),)*
                 _ => None,
@@ -208,12 +179,12 @@ macro_rules! twos {
         /// grid = any number of blocks, see [`blocks`].
         ///
         /// # Safety
-        /// [`Two`] constrains the pointers, which are valid on the launching stream; n, k > 0.
+        /// [`Vector`] constrains the pointers, which are valid on the launching stream; n, k > 0.
         #[kernel(
             name = concat!($begin, $name), block = THREADS, min_blocks = 3, shared_bytes = M as u32 * (TILE_BYTES + 4 * RUNS),
             shuffles = SHUFFLES + $shuffles, module = concat!("quant_two_", $name)
         )]
-        pub unsafe fn $kernel(p: Two) {
+        pub unsafe fn $kernel(p: Vector) {
             // SAFETY: this kernel's contract is the body's.
             unsafe { two::<$format, $gated>(p) }
         }
