@@ -70,8 +70,10 @@ impl<T, F: Fn(T) + Sync> ProducerCallback<T> for Divide<F> {
         parts.push(Mutex::new(Some(rest)));
         // the only call of `f`, so that a loop's body is compiled once
         run(tasks, &|task| {
-            let part = parts[task].lock().map(|mut part| part.take());
-            part.into_iter().flatten().for_each(|part| part.into_iter().for_each(&f));
+            let part = parts[task].lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(part) = part {
+                part.into_iter().for_each(&f);
+            }
         });
     }
 }

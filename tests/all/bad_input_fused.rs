@@ -1,8 +1,9 @@
 //! Arguments that the fused ops refuse: a typed error that names the argument, before anything is launched.
 
-use crate::common::refused::refused;
+use crate::common::{self, refused::refused};
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, Activation, Attention, Epilogue, HeadNorms};
+use pascaline::quant::Format;
 use pascaline::{DType, Device, Tensor};
 
 fn zeros(dims: &[usize], dtype: DType) -> Tensor {
@@ -51,6 +52,21 @@ fn linear() {
     assert_eq!(norm(&zeros(&[8], DType::F16), 0.0), ("dtype", "norm"));
     assert_eq!(norm(&f32s(&[8]), -1.0), ("unsupported", "eps"));
     assert_eq!(norm(&f32s(&[8]), f32::NAN), ("unsupported", "eps"));
+}
+
+/// One row of x, whose product writes silu(gate) · up itself on a GPU, and many.
+#[test]
+fn quantised_gates_without_ups() {
+    for device in [Device::Cpu, common::cuda_device()] {
+        for rows in [1, 2, 40] {
+            let tensor = |dims: [usize; 2]| Tensor::zeros(dims, DType::F32, &device).unwrap();
+            let w = ops::quantize(&tensor([5, 32]), Format::Q8_0).unwrap();
+            let gated = Epilogue { activation: Activation::SwiGlu, ..Epilogue::default() };
+            let mut y = tensor([rows, 2]);
+            let result = ops::quant_linear_into(y.view_mut().unwrap(), &tensor([rows, 32]), &w, None, &gated);
+            assert_eq!(refused(result), ("unsupported", "activation"), "{rows} rows on {device}");
+        }
+    }
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn the_most_used_experts_are_in_device_memory() {
         model.trace(&[id], &[], &[], |_, _| {}).unwrap().to_vec().unwrap()
     };
     let places = [ExpertPlacement::Stream, ExpertPlacement::Mixed { cpu_rows: 4 }, ExpertPlacement::Cpu];
-    for &experts in common::extent::first_of(2, &places, "places of experts with slots") {
+    for &experts in common::extent::first_of(1, &places, "places of experts with slots") {
         let model = load(&device, LoadOptions { cached_experts: 3, ..usual.experts(experts) });
         assert_eq!(model.expert_hits().rate(), None);
         for (id, rounds) in [(7, 3), (300, 7)] {

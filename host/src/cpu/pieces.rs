@@ -17,14 +17,19 @@ pub(super) fn map<Y: Float, X: Float, const N: usize>(
 ) {
     let (mut rooms, mut room) = ([[0.0; PIECE]; N], [0.0; PIECE]);
     for (piece, y) in y.chunks_mut(PIECE).enumerate() {
-        let (len, mut input) = (y.len(), x.iter());
-        let x = rooms.each_mut().map(|room| {
-            let x = input.next().map_or(&[][..], |x| &x[piece * PIECE..]);
-            &X::values(&x[..len], &mut room[..len])[..len]
-        });
+        let len = y.len();
+        // loops and no `array::map`, which for each f is eight more functions to compile
+        let mut inputs = [&[][..]; N];
+        for ((input, x), room) in inputs.iter_mut().zip(x).zip(&mut rooms) {
+            *input = &X::values(&x[piece * PIECE..][..len], &mut room[..len])[..len];
+        }
         Y::fill(y, &mut room[..len], |y| {
             for (i, y) in y[..len].iter_mut().enumerate() {
-                *y = f(x.map(|x| x[i]));
+                let mut values = [0.0; N];
+                for n in 0..N {
+                    values[n] = inputs[n][i];
+                }
+                *y = f(values);
             }
         });
     }

@@ -5,7 +5,6 @@ use super::stream::{Kept, Stream};
 use crate::{Error, Result};
 use std::any::Any;
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -32,9 +31,9 @@ pub(crate) fn conceal(owner: usize) {
 /// The device addresses that parameters may be: each word of each value.
 ///
 /// # Safety
-/// Each pointer is to a value of that many bytes.
-unsafe fn words(parameters: impl Iterator<Item = (*const c_void, usize)>) -> Vec<u64> {
-    let words = parameters.flat_map(|(value, bytes)| {
+/// Each of `values` points to a value of as many bytes as the size in its place says.
+unsafe fn words(values: &[*const ()], sizes: &[usize]) -> Vec<u64> {
+    let words = values.iter().zip(sizes).flat_map(|(value, bytes)| {
         (0..bytes / size_of::<u64>()).map(move |word| {
             // SAFETY: the word is inside the value, by this function's contract; values need not be aligned to words.
             unsafe { value.cast::<u64>().add(word).read_unaligned() }
@@ -44,16 +43,16 @@ unsafe fn words(parameters: impl Iterator<Item = (*const c_void, usize)>) -> Vec
 }
 
 impl Stream {
-    /// Keeps the memory alive that a captured launch takes by address. `parameters` are the launch's, each with its size.
+    /// Keeps the memory alive that a captured launch takes by address. `values` are its parameters, and `sizes` their sizes.
     ///
     /// # Safety
-    /// Each pointer is to a value of that many bytes.
-    pub(super) unsafe fn keep_exposed(&self, parameters: impl Iterator<Item = (*const c_void, usize)>) {
+    /// Each of `values` points to a value of as many bytes as the size in its place says.
+    pub(super) unsafe fn keep_exposed(&self, values: &[*const ()], sizes: &[usize]) {
         if !self.is_capturing() {
             return;
         }
         // SAFETY: this function's contract.
-        let words = unsafe { words(parameters) };
+        let words = unsafe { words(values, sizes) };
         let is_taken = |range: &Range<u64>| words.iter().any(|word| range.contains(word));
         let taken: Vec<Kept> = {
             let owners = owners(); // unlocked before an owner can be dropped here, which conceals it
@@ -71,14 +70,15 @@ impl CudaDevice {
     /// Fails if a launch on this device's stream takes memory of another device or stream, whose work it would not wait for.
     ///
     /// # Safety
-    /// Each pointer is to a value of that many bytes.
+    /// Each of `values` points to a value of as many bytes as the size in its place says.
     pub(super) unsafe fn ensure_own(
         &self,
         op: &'static str,
-        parameters: impl Iterator<Item = (*const c_void, usize)>,
+        values: &[*const ()],
+        sizes: &[usize],
     ) -> Result<()> {
         // SAFETY: this function's contract.
-        let words = unsafe { words(parameters) };
+        let words = unsafe { words(values, sizes) };
         let own = self.stream().raw().addr();
         let is_other = |(range, _, stream): &(Range<u64>, _, usize)| {
             *stream != own && words.iter().any(|word| range.contains(word))

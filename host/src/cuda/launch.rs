@@ -7,7 +7,6 @@ use crate::{Error, Result};
 use cuda_std::{KernelInfo, KernelParams, KernelSpec};
 use cust::sys;
 use std::cell::RefCell;
-use std::ffi::c_void;
 use std::ptr;
 
 thread_local! {
@@ -68,18 +67,24 @@ impl CudaDevice {
         grid: [u32; 3],
         parameters: &P,
     ) -> Result<()> {
-        let pointers = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
-        let fields = pointers.iter().map(|&pointer| pointer.cast_const()).zip(P::SIZES.iter().copied());
-        // SAFETY: `KernelParams` gives for each size the address of a field of that size.
-        unsafe { self.stream().keep_exposed(fields) };
-        // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, and `parameters` lives until
-        // the driver has copied them. The pointers in them hold by this function's contract.
-        unsafe { self.launch_raw(spec, grid, &pointers) }
+        // SAFETY: `KernelParams` gives the address and the size of a field for each parameter of the entry, and `parameters`
+        // lives until the driver has copied them. The pointers in them hold by this function's contract.
+        unsafe { self.launch_raw(spec, grid, &parameters.pointers(), P::SIZES) }
     }
 
+    /// All of a launch that is the same for every type of parameters, so that it is compiled once.
+    ///
     /// # Safety
-    /// As [`launch`](Self::launch); `values` points to one value for each of the kernel's parameters, of its size.
-    unsafe fn launch_raw(&self, spec: &KernelInfo, grid: [u32; 3], values: &[*mut c_void]) -> Result<()> {
+    /// As [`launch`](Self::launch); `values` points to one value for each of the kernel's parameters, whose sizes `sizes` has.
+    unsafe fn launch_raw(
+        &self,
+        spec: &KernelInfo,
+        grid: [u32; 3],
+        values: &[*const ()],
+        sizes: &[usize],
+    ) -> Result<()> {
+        // SAFETY: this function's contract.
+        unsafe { self.stream().keep_exposed(values, sizes) };
         if grid.contains(&0) {
             return Ok(());
         }
@@ -114,7 +119,7 @@ pub(super) unsafe fn enqueue(
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
-    values: &[*mut c_void],
+    values: &[*const ()],
 ) -> Result<()> {
     let _lock = stream.lock_to_enqueue();
     let ([gx, gy, gz], [x, y, z]) = (grid, block);
@@ -130,7 +135,7 @@ pub(super) unsafe fn enqueue(
             z,
             shared_bytes,
             stream.raw(),
-            values.as_ptr().cast_mut(),
+            values.as_ptr().cast_mut().cast(), // the driver writes neither to them nor to what they point to
             ptr::null_mut(),
         )
     };

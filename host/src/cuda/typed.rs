@@ -4,7 +4,6 @@ use super::foreign::PtxModule;
 use super::launch::{check_grid, enqueue, traced};
 use crate::{Error, Result};
 use cuda_std::{KernelParams, KernelSpec};
-use std::ffi::c_void;
 
 /// The most shared memory of a block without asking the driver for more.
 const MAX_SHARED_BYTES: u64 = 48 << 10;
@@ -50,12 +49,11 @@ impl PtxModule {
         }
         let device = self.device();
         device.bind()?;
-        let values = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
-        let fields = || values.iter().map(|&pointer| pointer.cast_const()).zip(P::SIZES.iter().copied());
+        let values = parameters.pointers();
         // SAFETY: `KernelParams` gives for each size the address of a field of that size.
         unsafe {
-            device.ensure_own(spec.name, fields())?;
-            device.stream().keep_exposed(fields());
+            device.ensure_own(spec.name, &values, P::SIZES)?;
+            device.stream().keep_exposed(&values, P::SIZES);
         }
         // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, whose sizes were compared with
         // the PTX. The memory that they point to is borrowed, or the caller vouches for it.
