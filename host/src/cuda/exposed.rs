@@ -31,9 +31,9 @@ pub(crate) fn conceal(owner: usize) {
 /// The device addresses that parameters may be: each word of each value.
 ///
 /// # Safety
-/// Each of `values` points to a value of as many bytes as the size in its place says.
-unsafe fn words(values: &[*const ()], sizes: &[usize]) -> Vec<u64> {
-    let words = values.iter().zip(sizes).flat_map(|(value, bytes)| {
+/// Each pointer is to a value of that many bytes.
+unsafe fn words(parameters: impl Iterator<Item = (*const (), usize)>) -> Vec<u64> {
+    let words = parameters.flat_map(|(value, bytes)| {
         (0..bytes / size_of::<u64>()).map(move |word| {
             // SAFETY: the word is inside the value, by this function's contract; values need not be aligned to words.
             unsafe { value.cast::<u64>().add(word).read_unaligned() }
@@ -43,16 +43,16 @@ unsafe fn words(values: &[*const ()], sizes: &[usize]) -> Vec<u64> {
 }
 
 impl Stream {
-    /// Keeps the memory alive that a captured launch takes by address. `values` are its parameters, and `sizes` their sizes.
+    /// Keeps the memory alive that a captured launch takes by address. `parameters` are the launch's, each with its size.
     ///
     /// # Safety
-    /// Each of `values` points to a value of as many bytes as the size in its place says.
-    pub(super) unsafe fn keep_exposed(&self, values: &[*const ()], sizes: &[usize]) {
+    /// Each pointer is to a value of that many bytes.
+    pub(super) unsafe fn keep_exposed(&self, parameters: impl Iterator<Item = (*const (), usize)>) {
         if !self.is_capturing() {
             return;
         }
         // SAFETY: this function's contract.
-        let words = unsafe { words(values, sizes) };
+        let words = unsafe { words(parameters) };
         let is_taken = |range: &Range<u64>| words.iter().any(|word| range.contains(word));
         let taken: Vec<Kept> = {
             let owners = owners(); // unlocked before an owner can be dropped here, which conceals it
@@ -70,15 +70,14 @@ impl CudaDevice {
     /// Fails if a launch on this device's stream takes memory of another device or stream, whose work it would not wait for.
     ///
     /// # Safety
-    /// Each of `values` points to a value of as many bytes as the size in its place says.
+    /// Each pointer is to a value of that many bytes.
     pub(super) unsafe fn ensure_own(
         &self,
         op: &'static str,
-        values: &[*const ()],
-        sizes: &[usize],
+        parameters: impl Iterator<Item = (*const (), usize)>,
     ) -> Result<()> {
         // SAFETY: this function's contract.
-        let words = unsafe { words(values, sizes) };
+        let words = unsafe { words(parameters) };
         let own = self.stream().raw().addr();
         let is_other = |(range, _, stream): &(Range<u64>, _, usize)| {
             *stream != own && words.iter().any(|word| range.contains(word))

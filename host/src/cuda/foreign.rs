@@ -129,7 +129,7 @@ unsafe impl<T: LaunchArgument, const N: usize> LaunchArgument for [T; N] {
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Argument<'a> {
-    value: *const (),
+    value: *mut c_void,
     bytes: usize,
     kind: Kind,
     of: PhantomData<&'a ()>,
@@ -138,7 +138,8 @@ pub struct Argument<'a> {
 impl<'a> Argument<'a> {
     /// The argument that this value is.
     pub fn new<T: LaunchArgument>(value: &'a T) -> Self {
-        Self { value: ptr::from_ref(value).cast(), bytes: size_of::<T>(), kind: T::KIND, of: PhantomData }
+        let address = ptr::from_ref(value).cast_mut().cast();
+        Self { value: address, bytes: size_of::<T>(), kind: T::KIND, of: PhantomData }
     }
 }
 
@@ -296,9 +297,8 @@ impl Stream {
     ) -> Result<()> {
         let (grid, block): (GridSize, BlockSize) = (grid.into(), block.into());
         function.check_count(arguments.len())?;
-        let values: Vec<_> = arguments.iter().map(|value| value.cast_const().cast()).collect();
         // SAFETY: the number was checked, and this function's contract is the other's.
-        unsafe { self.launch_raw(function, grid, block, shared_bytes, &values) }
+        unsafe { self.launch_raw(function, grid, block, shared_bytes, arguments) }
     }
 
     /// As [`launch`](Self::launch), with arguments of known sizes and kinds, which are compared with the kernel's parameters:
@@ -336,7 +336,7 @@ impl Stream {
                 });
             }
         }
-        let values: Vec<_> = arguments.iter().map(|argument| argument.value).collect();
+        let values: Vec<*mut c_void> = arguments.iter().map(|argument| argument.value).collect();
         // SAFETY: number, sizes and kinds were checked, and the rest is this function's contract.
         unsafe { self.launch_raw(function, grid.into(), block.into(), shared_bytes, &values) }
     }
@@ -349,18 +349,20 @@ impl Stream {
         grid: GridSize,
         block: BlockSize,
         shared_bytes: u32,
-        values: &[*const ()],
+        arguments: &[*mut c_void],
     ) -> Result<()> {
         let (grid, block) = ([grid.x, grid.y, grid.z], [block.x, block.y, block.z]);
         if grid.contains(&0) {
             return Ok(());
         }
         function.device.bind()?;
-        let sizes: Vec<usize> = function.parameters.iter().map(|parameter| parameter.bytes).collect();
-        // SAFETY: each value is of the type that the kernel declares, by this function's contract.
-        unsafe { self.keep_exposed(values, &sizes) };
+        let sizes = function.parameters.iter().map(|parameter| parameter.bytes);
+        // SAFETY: each argument points to a value of the type that the kernel declares, by this function's contract.
+        unsafe {
+            self.keep_exposed(arguments.iter().map(|argument| argument.cast_const().cast()).zip(sizes))
+        };
         // SAFETY: the function belongs to the bound context; each value is of its parameter's type: this function's contract.
-        unsafe { enqueue(self, function.function, grid, block, shared_bytes, values) }
+        unsafe { enqueue(self, function.function, grid, block, shared_bytes, arguments.as_ptr().cast()) }
     }
 }
 

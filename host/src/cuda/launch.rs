@@ -84,7 +84,7 @@ impl CudaDevice {
         sizes: &[usize],
     ) -> Result<()> {
         // SAFETY: this function's contract.
-        unsafe { self.stream().keep_exposed(values, sizes) };
+        unsafe { self.stream().keep_exposed(values.iter().copied().zip(sizes.iter().copied())) };
         if grid.contains(&0) {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl CudaDevice {
         let function = self.modules().kernel(spec.name)?.function;
         // SAFETY: the function belongs to the bound context. `values` points to the kernel's parameters: this function's
         // contract.
-        unsafe { enqueue(self.stream(), function, grid, spec.block, 0, values) }?;
+        unsafe { enqueue(self.stream(), function, grid, spec.block, 0, values.as_ptr()) }?;
         traced(spec.name);
         Ok(())
     }
@@ -111,15 +111,15 @@ pub(super) fn check_grid(op: &'static str, grid: [u32; 3]) -> Result<()> {
 }
 
 /// # Safety
-/// The function belongs to the bound context, which is the stream's. `values` points to one value for each of its parameters, and
-/// the kernel may use the memory in them on the stream.
+/// The function belongs to the bound context, which is the stream's. `values` is an array of pointers to one value for each
+/// of its parameters, and the kernel may use the memory in them on the stream.
 pub(super) unsafe fn enqueue(
     stream: &Stream,
     function: sys::CUfunction,
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
-    values: &[*const ()],
+    values: *const *const (),
 ) -> Result<()> {
     let _lock = stream.lock_to_enqueue();
     let ([gx, gy, gz], [x, y, z]) = (grid, block);
@@ -135,7 +135,7 @@ pub(super) unsafe fn enqueue(
             z,
             shared_bytes,
             stream.raw(),
-            values.as_ptr().cast_mut().cast(), // the driver writes neither to them nor to what they point to
+            values.cast_mut().cast(), // the driver writes neither to them nor to what they point to
             ptr::null_mut(),
         )
     };

@@ -50,14 +50,15 @@ impl PtxModule {
         let device = self.device();
         device.bind()?;
         let values = parameters.pointers();
+        let fields = || values.iter().copied().zip(P::SIZES.iter().copied());
         // SAFETY: `KernelParams` gives for each size the address of a field of that size.
         unsafe {
-            device.ensure_own(spec.name, &values, P::SIZES)?;
-            device.stream().keep_exposed(&values, P::SIZES);
+            device.ensure_own(spec.name, fields())?;
+            device.stream().keep_exposed(fields());
         }
         // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, whose sizes were compared with
         // the PTX. The memory that they point to is borrowed, or the caller vouches for it.
-        unsafe { enqueue(device.stream(), function, grid, spec.block, shared_bytes, &values) }?;
+        unsafe { enqueue(device.stream(), function, grid, spec.block, shared_bytes, values.as_ptr()) }?;
         traced(spec.name);
         Ok(())
     }

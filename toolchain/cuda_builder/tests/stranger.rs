@@ -1,11 +1,13 @@
 //! A project as someone else would write it by the crate's documentation, which includes its files: built by cargo from a folder
 //! with spaces in its path, with compilers old and new.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::{env, fs, io};
+use std::{env, fs};
+
+#[path = "../../../tests/all/common/extent.rs"]
+mod extent;
 
 /// One project at a time: they share a target folder.
 static TURN: Mutex<()> = Mutex::new(());
@@ -82,16 +84,6 @@ fn no_sources() -> bool {
         eprintln!("SKIPPED: a stranger's project (the sources of `core` are missing)");
     }
     missing
-}
-
-/// Whether `PASCALINE_TESTS=all` asks for what needs another build of `core`; says what is left out, past the test harness, which
-/// shows nothing of tests that pass.
-fn all(what: &str) -> bool {
-    let all = env::var_os("PASCALINE_TESTS").is_some_and(|value| value == "all");
-    if !all {
-        let _ = writeln!(io::stderr(), "LEFT OUT: {what} (PASCALINE_TESTS=all runs it)");
-    }
-    all
 }
 
 #[test]
@@ -226,8 +218,8 @@ fn options_reach_the_compiler() {
     let text = project.ptx();
     assert!(fused(&text) && text.contains("fma.rn.ftz.f32") && !text.contains(".loc"), "{text}");
 
-    if !all("options of LLVM alone") {
-        return;
+    if !extent::all() {
+        return extent::left_out("options of LLVM alone, for which `core` is built again");
     }
     project.edit("build.rs", ".fma_contraction(true).ftz(true)", ".llvm_args([\"-nvptx-fma-level=2\"])");
     let (ok, _, stderr) = run(&mut project.cargo());
@@ -320,8 +312,10 @@ mod newer {
         assert!(warning.ends_with("does not compile for sm_61"), "{warning}");
         assert!(project.ptx().contains(".target sm_61"));
 
-        if !all("an architecture that the newer compiler has") {
-            return;
+        if !extent::all() {
+            return extent::left_out(
+                "an architecture that the newer compiler has, for which `core` is built again",
+            );
         }
         // an architecture that it has needs no other
         project.edit("build.rs", ".copy_to", ".arch(cuda_builder::NvvmArch::Compute75).copy_to");
