@@ -12,7 +12,7 @@ use super::seam::{Config, Model, Models, VISION, VisionPlace};
 use super::spec::LinearSpec;
 use super::weights::Weights;
 use pascaline::{DType, Device, Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -301,7 +301,7 @@ impl Checkpoint {
     /// The most bytes that a tower of its own takes on the device whose blocks pass through it: two blocks, and what is in none,
     /// without the table and the mergers, which are in host memory.
     fn passing_tower(&self, config: &Config, options: &LoadOptions) -> usize {
-        let (mut blocks, mut others) = (BTreeMap::<String, usize>::new(), 0);
+        let (mut blocks, mut others) = (HashMap::<String, usize>::new(), 0);
         let tensors = config.vision.as_ref().map_or_else(BTreeMap::new, |vision| vision.tensors());
         let is_host = |name: &str| name.contains("merger") || name.contains("pos_embed");
         for (name, shape) in tensors.into_iter().filter(|(name, _)| !is_host(name)) {

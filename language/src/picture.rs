@@ -112,16 +112,23 @@ impl PictureHeader {
         let most = pixels.min(MAX_PIXELS);
         let header = format(bytes).and_then(|format| match format {
             ImageFormat::Jpeg => open_jpeg(bytes, most).map(|opened| opened.header),
-            format => open_other(Cursor::new(bytes), format, most).map(|(_, _, header)| header),
+            format => open_other(Watched::new(bytes, &|| true), format, most).map(|(_, _, header)| header),
         });
         header.map_err(|reason| Error::Image { file: name.to_owned(), reason })
     }
 }
 
-/// A file that ends with an error once it is no longer wanted: a decoder is a loop over its input.
-struct Watched<'a> {
+/// A file that ends with an error once it is no longer wanted: a decoder is a loop over its input. All decoders read it, as each is
+/// compiled anew for each type of input.
+pub(crate) struct Watched<'a> {
     file: Cursor<&'a [u8]>,
     goes_on: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Watched<'a> {
+    pub(crate) fn new(bytes: &'a [u8], goes_on: &'a dyn Fn() -> bool) -> Self {
+        Self { file: Cursor::new(bytes), goes_on }
+    }
 }
 
 /// The most bytes that are read without asking whether to go on. A PNG's largest ratio makes 4 MB of them.
@@ -204,11 +211,11 @@ fn jpeg(bytes: &[u8], most: u64) -> Result<DynamicImage, String> {
 }
 
 /// The decoder of a file other than a JPEG that has read the header, which is within the limits.
-fn open_other<'a, R: BufRead + Seek + 'a>(
-    file: R,
+fn open_other(
+    file: Watched<'_>,
     format: ImageFormat,
     most: u64,
-) -> Result<(impl ImageDecoder + 'a, Orientation, PictureHeader), String> {
+) -> Result<(impl ImageDecoder, Orientation, PictureHeader), String> {
     let text = |error: image::ImageError| error.to_string();
     let mut reader = ImageReader::with_format(file, format);
     let mut limits = Limits::default();
@@ -235,8 +242,7 @@ fn other(
     if format == ImageFormat::WebP && !webp_ends(bytes) {
         return Err("the WebP file is cut short".into());
     }
-    let file = Watched { file: Cursor::new(bytes), goes_on };
-    let (decoder, orientation, _) = open_other(file, format, most)?;
+    let (decoder, orientation, _) = open_other(Watched::new(bytes, goes_on), format, most)?;
     let mut image = DynamicImage::from_decoder(decoder).map_err(|error| error.to_string())?;
     image.apply_orientation(orientation);
     Ok(image)

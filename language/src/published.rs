@@ -16,7 +16,7 @@ use super::seam::{Config, ExpertPart};
 use pascaline::Result;
 use rayon::prelude::*;
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -93,7 +93,7 @@ impl Published {
             let reason = format!("the configuration has {count} tensors, the files only {held}");
             return Err(bad(&dir.join("config.json"), Some("num_hidden_layers or depth"), reason));
         }
-        let mut index: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut index: HashMap<&str, usize> = HashMap::new();
         for (number, file) in files.iter().enumerate() {
             for name in file.entries().keys() {
                 if let Some(other) = index.insert(name, number) {
@@ -360,7 +360,7 @@ fn check(
     entry: &Entry,
     wanted: &BTreeMap<String, Vec<Vec<usize>>>,
     files: &[SafeTensors],
-    index: &BTreeMap<&str, usize>,
+    index: &HashMap<&str, usize>,
     config: &Config,
 ) -> Result<()> {
     let of_codes = name.strip_suffix("_scale_inv").filter(|codes| wanted.contains_key(*codes));

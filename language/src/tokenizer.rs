@@ -39,7 +39,8 @@ impl Tokenizer {
         let file = dir.join("tokenizer.json");
         let bytes = read_bytes(&file, MAX_TOKENIZER)?;
         tokenizer_parts::check(&file, &parse_object(&file, &bytes)?, config.text.vocab_size)?;
-        let inner = caught(|| tokenizers::Tokenizer::from_bytes(bytes))
+        // by `FromStr`, which is compiled in the tokenizers crate, where `from_bytes` would be compiled in this one
+        let inner = caught(|| str::from_utf8(&bytes)?.parse::<tokenizers::Tokenizer>())
             .map_err(|reason| bad(&file, None, format!("not a tokenizer: {reason}")))?;
         let largest = inner.get_vocab(true).into_values().max().unwrap_or(0);
         if largest as usize >= config.text.vocab_size {

@@ -6,11 +6,11 @@
 use super::ffmpeg;
 use super::frames::{Bounds, wrong};
 use super::media::Visual;
-use super::picture::{MAX_SIDE, Picture, PictureHeader};
+use super::picture::{MAX_SIDE, Picture, PictureHeader, Watched};
 use image::codecs::{gif::GifDecoder, webp::WebPDecoder};
 use image::{AnimationDecoder, Frames, ImageDecoder, ImageFormat, Limits};
 use pascaline::Result;
-use std::io::{Cursor, Read, Write};
+use std::io::{Read, Write};
 use std::path::Path;
 
 pub use super::frames::FrameSampling;
@@ -127,12 +127,12 @@ fn animation(
         limits.max_alloc = Some(most as u64);
         Ok(match image::guess_format(bytes) {
             Ok(ImageFormat::Gif) => {
-                let mut decoder = GifDecoder::new(Cursor::new(bytes))?;
+                let mut decoder = GifDecoder::new(Watched::new(bytes, &|| true))?;
                 decoder.set_limits(limits)?;
                 Some(decoder.into_frames())
             }
             Ok(ImageFormat::WebP) => {
-                let mut decoder = WebPDecoder::new(Cursor::new(bytes))?;
+                let mut decoder = WebPDecoder::new(Watched::new(bytes, &|| true))?;
                 decoder.set_limits(limits)?;
                 decoder.has_animation().then(|| decoder.into_frames())
             }

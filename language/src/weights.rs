@@ -12,7 +12,7 @@ use half::f16;
 use pascaline::nn::{Change, Matrix};
 use pascaline::quant::{DeviceStorage, Format, GgmlType, QuantTensor};
 use pascaline::{DType, Device, Error, Result, Tensor, ops};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -43,8 +43,8 @@ pub struct Weights {
 /// Loaded tensors by their names, parts and devices.
 #[derive(Default)]
 struct Shared {
-    matrices: BTreeMap<String, Matrix>,
-    vectors: BTreeMap<String, Tensor>,
+    matrices: HashMap<String, Matrix>,
+    vectors: HashMap<String, Tensor>,
 }
 
 /// Matrices whose type has no kernels, and the format that they were converted to.
@@ -63,33 +63,33 @@ pub use super::seam::Progress;
 /// Whole matrices in host memory, by name.
 #[derive(Default)]
 struct Held {
-    f32s: BTreeMap<String, Vec<f32>>,
-    f16s: BTreeMap<String, Vec<f16>>,
+    f32s: HashMap<String, Vec<f32>>,
+    f16s: HashMap<String, Vec<f16>>,
     /// Blocks as the file has them.
-    blocks: BTreeMap<String, Vec<u8>>,
+    blocks: HashMap<String, Vec<u8>>,
     /// How often one was read.
     reads: usize,
 }
 
 /// An element of what is held.
 trait Element: Copy {
-    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>>;
+    fn held(held: &mut Held) -> &mut HashMap<String, Vec<Self>>;
 }
 
 impl Element for f32 {
-    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+    fn held(held: &mut Held) -> &mut HashMap<String, Vec<Self>> {
         &mut held.f32s
     }
 }
 
 impl Element for f16 {
-    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+    fn held(held: &mut Held) -> &mut HashMap<String, Vec<Self>> {
         &mut held.f16s
     }
 }
 
 impl Element for u8 {
-    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+    fn held(held: &mut Held) -> &mut HashMap<String, Vec<Self>> {
         &mut held.blocks
     }
 }

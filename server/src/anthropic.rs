@@ -39,7 +39,7 @@ pub(crate) async fn count(State(server): State<Arc<Server>>, request: Request) -
 }
 
 /// A request and the form of its answer.
-pub(crate) fn read(body: Value, config: &Config) -> Result<Asked<Message>> {
+pub(crate) fn read(body: Value, config: &Config) -> Result<Asked> {
     let stops = body["stop_sequences"].as_array().cloned().unwrap_or_default();
     let chat = Chat::read(&openai(body)?, config)?;
     let stop = if let [Value::String(stop)] = &stops[..] { Some(stop.clone()) } else { None };
@@ -52,7 +52,7 @@ pub(crate) fn read(body: Value, config: &Config) -> Result<Asked<Message>> {
         has_called: false,
         end: None,
     };
-    Ok(Asked { chat, form })
+    Ok(Asked { chat, form: Box::new(form) })
 }
 
 /// The body in OpenAI's form. Only what has another name or place is changed: `Chat::read` checks the rest.

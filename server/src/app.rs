@@ -133,7 +133,7 @@ async fn chat(State(server): State<Arc<Server>>, request: Request) -> Result<Res
     let read = |body: Value, config: &Config| Chat::read(&body, config);
     let (app, chat, charge) = parsed(&server, request, deadline, read).await?;
     let shape = Shape::new(Kind::Chat, &chat.wish);
-    answer(app, chat, charge, shape, deadline).await
+    answer(app, chat, charge, Box::new(shape), deadline).await
 }
 
 async fn completion(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {
@@ -144,7 +144,7 @@ async fn completion(State(server): State<Arc<Server>>, request: Request) -> Resu
     let prepared = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
     let shape = Shape::new(Kind::Text, &wish);
     let answers = prepare::submit(&app, prepared, &wish)?;
-    stream::reply(app, answers, shape, wish.stream, deadline).await
+    stream::reply(app, answers, Box::new(shape), wish.stream, deadline).await
 }
 
 async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Result<Response> {

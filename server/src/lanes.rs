@@ -147,30 +147,70 @@ pub(crate) async fn run<T: Send + 'static>(
     charge: Charge,
     work: impl FnOnce(&Wanted, &mut Charge) -> Result<T> + Send + 'static,
 ) -> Result<(T, Charge)> {
+    let (work, result) = boxed(work);
+    let charge = run_boxed(lanes, charge, work).await?;
+    Ok((result.take(), charge))
+}
+
+/// Runs work off the threads that serve connections, and in no lane: work that mostly waits.
+pub(crate) async fn aside<T: Send + 'static>(
+    charge: Charge,
+    work: impl FnOnce(&Wanted, &mut Charge) -> Result<T> + Send + 'static,
+) -> Result<(T, Charge)> {
+    let (work, result) = boxed(work);
+    let charge = aside_boxed(charge, work).await?;
+    Ok((result.take(), charge))
+}
+
+/// Work of any kind. The runtime's tasks and the pool's jobs are compiled once, for it.
+type Work = Box<dyn FnOnce(&Wanted, &mut Charge) -> Result<()> + Send>;
+
+/// Where work leaves its result.
+struct Slot<T>(Arc<Mutex<Option<T>>>);
+
+fn boxed<T: Send + 'static>(
+    work: impl FnOnce(&Wanted, &mut Charge) -> Result<T> + Send + 'static,
+) -> (Work, Slot<T>) {
+    let slot = Arc::new(Mutex::new(None));
+    let result = Slot(Arc::clone(&slot));
+    let work = move |wanted: &Wanted, charge: &mut Charge| {
+        let result = work(wanted, charge)?;
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        Ok(())
+    };
+    (Box::new(work), result)
+}
+
+impl<T> Slot<T> {
+    /// The result of work that has ended without an error.
+    fn take(self) -> T {
+        let result = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        result.expect("work that ends without an error has left its result")
+    }
+}
+
+async fn run_boxed(lanes: &Arc<Lanes>, charge: Charge, work: Work) -> Result<Charge> {
     let is_light = charge.is_light();
     let lane = if is_light { &lanes.light } else { &lanes.heavy };
     let place = lane.place(charge.bytes()).await;
     let lanes = Arc::clone(lanes);
-    aside(charge, move |wanted, charge| {
+    let in_its_lane = move |wanted: &Wanted, charge: &mut Charge| {
         let _place = place; // for as long as the work runs
         match lanes.pool() {
             Some(pool) if !is_light => pool.install(|| work(wanted, charge)),
             _ => work(wanted, charge),
         }
-    })
-    .await
+    };
+    aside_boxed(charge, Box::new(in_its_lane)).await
 }
 
-/// Runs work off the threads that serve connections, and in no lane: work that mostly waits.
-pub(crate) async fn aside<T: Send + 'static>(
-    mut charge: Charge,
-    work: impl FnOnce(&Wanted, &mut Charge) -> Result<T> + Send + 'static,
-) -> Result<(T, Charge)> {
+async fn aside_boxed(mut charge: Charge, work: Work) -> Result<Charge> {
     let wanted = Wanted(Arc::new(AtomicBool::new(true)));
     let _waiting = Waiting(wanted.clone());
     let done = spawn_blocking(move || {
         wanted.check()?;
-        Ok((work(&wanted, &mut charge)?, charge))
+        work(&wanted, &mut charge)?;
+        Ok(charge)
     });
     done.await.unwrap_or_else(|_| {
         Err(ApiError::internal("a bug ended this request; the server's standard error says where"))

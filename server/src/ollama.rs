@@ -42,7 +42,7 @@ async fn generate(State(server): State<Arc<Server>>, request: Request) -> Respon
 }
 
 /// A request of `/api/chat`, and the form of its answer.
-pub(crate) fn read_chat(mut body: Value, config: &Config) -> Result<Asked<Lines>> {
+pub(crate) fn read_chat(mut body: Value, config: &Config) -> Result<Asked> {
     Fields::root(&body)?.list("messages")?;
     let mut messages = take(&mut body, "messages");
     for message in messages.as_array_mut().into_iter().flatten() {
@@ -52,7 +52,7 @@ pub(crate) fn read_chat(mut body: Value, config: &Config) -> Result<Asked<Lines>
 }
 
 /// A request of `/api/generate`, and the form of its answer.
-pub(crate) fn read_generate(mut body: Value, config: &Config) -> Result<Asked<Lines>> {
+pub(crate) fn read_generate(mut body: Value, config: &Config) -> Result<Asked> {
     let fields = Fields::root(&body)?;
     for name in ["suffix", "template", "context", "raw"] {
         let is_idle = |value: &Value| match value {
@@ -112,7 +112,7 @@ fn change(message: &mut Value) -> Result<()> {
 }
 
 /// The request in OpenAI's form: the options have other names and a place of their own.
-fn asked(mut body: Value, messages: Value, is_chat: bool, config: &Config) -> Result<Asked<Lines>> {
+fn asked(mut body: Value, messages: Value, is_chat: bool, config: &Config) -> Result<Asked> {
     let fields = Fields::root(&body)?;
     let mut map = Map::new();
     if let Some(options) = fields.object("options")? {
@@ -153,7 +153,7 @@ fn asked(mut body: Value, messages: Value, is_chat: bool, config: &Config) -> Re
         first: None,
         end: None,
     };
-    Ok(Asked { chat, form })
+    Ok(Asked { chat, form: Box::new(form) })
 }
 
 fn refused(error: &ApiError) -> Value {

@@ -23,7 +23,7 @@ pub(crate) async fn answer(State(server): State<Arc<Server>>, request: Request) 
 }
 
 /// A request and the form of its answer.
-pub(crate) fn read(mut body: Value, config: &Config) -> Result<Asked<Responses>> {
+pub(crate) fn read(mut body: Value, config: &Config) -> Result<Asked> {
     let fields = Fields::root(&body)?;
     for name in ["previous_response_id", "conversation"] {
         if fields.get(name).is_some() {
@@ -98,7 +98,7 @@ pub(crate) fn read(mut body: Value, config: &Config) -> Result<Asked<Responses>>
         open: None,
         end: None,
     };
-    Ok(Asked { chat, form })
+    Ok(Asked { chat, form: Box::new(form) })
 }
 
 fn tool((at, tool): (usize, &Value)) -> Result<Value> {

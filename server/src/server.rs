@@ -149,39 +149,38 @@ pub(crate) async fn parsed<T: Parsed>(
     deadline: Instant,
     read: impl FnOnce(Value, &Config) -> Result<T> + Send + 'static,
 ) -> Result<(Arc<App>, T, Charge)> {
+    let (app, value, charge) = value(server, request, deadline).await?;
+    let same = Arc::clone(&app);
+    let work = lanes::run(&server.lanes, charge, move |_, _| read(value, &same.config));
+    let (parsed, mut charge) = timeout_at(deadline, work).await.map_err(|_| server.too_slow())??;
+    charge.shrink_to(parsed.bytes());
+    Ok((app, parsed, charge))
+}
+
+/// A body's JSON, and the model that it names.
+async fn value(
+    server: &Arc<Server>,
+    request: Request,
+    deadline: Instant,
+) -> Result<(Arc<App>, Value, Charge)> {
     let record = Record::current();
     let one = server.models.one().cloned();
     record.concerns(one.as_ref().map_or("", |app| &app.config.name));
     let too_slow = |_| server.too_slow();
     let (body, mut charge) = body(server, request, deadline).await?;
     charge.grow(2 * body.len())?; // the texts and files that are made of its values, and the parser's own memory
-    let parse = move |charge: &mut Charge| {
-        let value = json::parse(&body, charge)?;
-        drop(body);
-        Ok(value)
-    };
-    let (app, parsed, mut charge) = match one {
-        Some(app) => {
-            let same = Arc::clone(&app);
-            let work = lanes::run(&server.lanes, charge, move |_, charge| read(parse(charge)?, &same.config));
-            let (parsed, charge) = timeout_at(deadline, work).await.map_err(too_slow)??;
-            (app, parsed, charge)
-        }
+    let work = lanes::run(&server.lanes, charge, move |_, charge| json::parse(&body, charge));
+    let (value, charge): (Value, _) = timeout_at(deadline, work).await.map_err(too_slow)??;
+    let app = match one {
+        Some(app) => app,
         None => {
-            let work = lanes::run(&server.lanes, charge, move |_, charge| parse(charge));
-            let (value, charge): (Value, _) = timeout_at(deadline, work).await.map_err(too_slow)??;
-            let name = value.get("model").and_then(Value::as_str).map(str::to_owned);
-            let loaded = server.models.acquire(name.as_deref());
-            let app = timeout_at(deadline, loaded).await.map_err(too_slow)??;
+            let name = value.get("model").and_then(Value::as_str);
+            let app = timeout_at(deadline, server.models.acquire(name)).await.map_err(too_slow)??;
             record.concerns(&app.config.name);
-            let same = Arc::clone(&app);
-            let work = lanes::run(&server.lanes, charge, move |_, _| read(value, &same.config));
-            let (parsed, charge) = timeout_at(deadline, work).await.map_err(too_slow)??;
-            (app, parsed, charge)
+            app
         }
     };
-    charge.shrink_to(parsed.bytes());
-    Ok((app, parsed, charge))
+    Ok((app, value, charge))
 }
 
 /// Prepares and queues a conversation, and answers it in the interface's form.
@@ -189,7 +188,7 @@ pub(crate) async fn answer(
     app: Arc<App>,
     chat: Chat,
     charge: Charge,
-    form: impl Form,
+    form: Box<dyn Form>,
     deadline: Instant,
 ) -> Result<Response> {
     let wish = chat.wish.clone();
@@ -200,22 +199,22 @@ pub(crate) async fn answer(
 }
 
 /// Another interface's request as one conversation, with the form of its answers.
-pub(crate) struct Asked<F> {
+pub(crate) struct Asked {
     pub chat: Chat,
-    pub form: F,
+    pub form: Box<dyn Form>,
 }
 
-impl<F: Form> Parsed for Asked<F> {
+impl Parsed for Asked {
     fn bytes(&self) -> usize {
         self.chat.bytes()
     }
 }
 
 /// Answers a request of another interface, whose body `read` translates and whose errors `refuse` writes.
-pub(crate) async fn translated<F: Form>(
+pub(crate) async fn translated(
     server: Arc<Server>,
     request: Request,
-    read: impl FnOnce(Value, &Config) -> Result<Asked<F>> + Send + 'static,
+    read: fn(Value, &Config) -> Result<Asked>,
     refuse: fn(&ApiError) -> Value,
 ) -> Response {
     let deadline = server.deadline();

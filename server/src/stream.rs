@@ -30,7 +30,7 @@ const AHEAD: usize = 32;
 pub(crate) async fn reply(
     app: Arc<App>,
     mut answers: Answers,
-    mut form: impl Form,
+    mut form: Box<dyn Form>,
     is_stream: bool,
     deadline: Instant,
 ) -> Result<Response> {
@@ -88,13 +88,13 @@ impl Stream for Events {
 struct Gone;
 
 /// A response in progress.
-struct Outgoing<F> {
+struct Outgoing {
     app: Arc<App>,
-    form: F,
+    form: Box<dyn Form>,
     sender: Sender<String>,
 }
 
-impl<F: Form> Outgoing<F> {
+impl Outgoing {
     async fn send(mut self, mut answers: Answers, first: Option<(usize, Part)>, deadline: Instant) {
         let result = async {
             let begin = self.form.begin();

@@ -24,15 +24,16 @@ pub(super) const KEYS: usize = 32;
 /// The keys of a tile that a query attends to, one bit each, the tile's first key lowest.
 pub(super) type Seen = u32;
 
-/// Which keys are read, and which queries attend to them.
+/// Which keys are read, and which queries attend to them. It is asked a few times for each tile, so that attention need not be
+/// compiled for each kind.
 pub(super) trait Keys: Sync {
     /// The tiles that any of up to [`QUERIES`] queries from `first` on attends to: first key and number of keys, at most
     /// [`KEYS`]. `head` is a query head, counted over all batches.
-    fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)>;
+    fn tiles(&self, head: usize, first: usize) -> Vec<(usize, usize)>;
 
-    /// The row of keys and values that holds key `key` of query head `head`.
-    fn row(&self, _head: usize, key: usize) -> usize {
-        key
+    /// The rows of keys and values that hold the keys of query head `head` from key `tile` on.
+    fn rows(&self, _head: usize, tile: usize, rows: &mut [usize]) {
+        (tile..).zip(rows).for_each(|(key, row)| *row = key);
     }
 
     /// The keys of a tile that query `i` attends to.
@@ -41,9 +42,9 @@ pub(super) trait Keys: Sync {
 
 /// All keys, or for causal attention those up to each query's position.
 impl Keys for Problem {
-    fn tiles(&self, _: usize, first: usize) -> impl Iterator<Item = (usize, usize)> {
+    fn tiles(&self, _: usize, first: usize) -> Vec<(usize, usize)> {
         let last = (first + QUERIES).min(self.q_len) - 1;
-        (0..self.visible(last)).step_by(KEYS).map(|tile| (tile, KEYS.min(self.kv_len - tile)))
+        (0..self.visible(last)).step_by(KEYS).map(|tile| (tile, KEYS.min(self.kv_len - tile))).collect()
     }
 
     fn seen(&self, _: usize, i: usize, tile: usize) -> Seen {
@@ -131,56 +132,58 @@ macro_rules! by_format {
             q: &Tensor,
             [k, v]: [KvView; 2],
             problem: &Problem,
-            keys: &impl Keys,
+            keys: &dyn Keys,
         ) -> Result<()> {
-            with_float!(q.dtype(), TQ => match k.format {
+            match k.format {
                 KvFormat::F32 => {
                     let kv = [slice::<f32>(k.values)?, slice::<f32>(v.values)?];
-                    over::<TQ, _>(out, q, kv, problem, keys)
+                    over(out, q, kv, problem, keys)
                 }
                 KvFormat::F16 => {
                     let kv = [slice::<f16>(k.values)?, slice::<f16>(v.values)?];
-                    over::<TQ, _>(out, q, kv, problem, keys)
+                    over(out, q, kv, problem, keys)
                 }
-                KvFormat::Float16(bits) => over::<TQ, _>(out, q, [k.codes(bits)?, v.codes(bits)?], problem, keys),
+                KvFormat::Float16(bits) => over(out, q, [k.codes(bits)?, v.codes(bits)?], problem, keys),
                 $(KvFormat::$format => {
                     const BYTES: usize = Format::$format.descriptor().bits * BLOCK / 8;
                     type Rows<'a> = Blocks<'a, kernels_gpu::kv::$file::$format, BYTES>;
                     let kv: [Rows; 2] = [k.blocks()?, v.blocks()?];
-                    over::<TQ, _>(out, q, kv, problem, keys)
+                    over(out, q, kv, problem, keys)
                 })*
-            })
+            }
         }
     };
 }
 kernels_gpu::for_each_kv_format!(by_format);
 
-fn over<TQ: Float, R: StoredRows>(
+fn over<R: StoredRows>(
     mut out: TensorMut,
     q: &Tensor,
     [k, v]: [R; 2],
     problem: &Problem,
-    keys: &impl Keys,
+    keys: &dyn Keys,
 ) -> Result<()> {
     if problem.batch * problem.num_q_heads * problem.q_len == 0 {
         return Ok(());
     }
-    let (out, q) = (slice_mut::<TQ>(&mut out)?, slice::<TQ>(q)?);
+    let queries: Box<dyn StoredRows> = with_float!(q.dtype(), T => Box::new(slice::<T>(q)?));
     let heads = problem.batch * problem.num_q_heads;
     let blocks = problem.q_len.div_ceil(QUERIES);
     let mut rows = vec![Vec::new(); heads * blocks];
     rows.par_iter_mut().enumerate().in_tasks(|(task, rows)| {
-        *rows = vectorized!(block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES));
+        *rows =
+            vectorized!(block(&*queries, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES));
     });
-    for (task, rows) in rows.iter().enumerate() {
-        let start = start(problem.out, problem, task / blocks, 1);
-        for (i, row) in rows.chunks_exact(problem.head_dim).enumerate() {
-            let at = start + (task % blocks * QUERIES + i) * problem.out.row;
-            for (y, x) in out[at..at + problem.head_dim].iter_mut().zip(row) {
-                *y = TQ::from_f32(*x);
+    with_float!(q.dtype(), T => {
+        let out = slice_mut::<T>(&mut out)?;
+        for (task, rows) in rows.iter().enumerate() {
+            let start = start(problem.out, problem, task / blocks, 1);
+            for (i, row) in rows.chunks_exact(problem.head_dim).enumerate() {
+                let at = start + (task % blocks * QUERIES + i) * problem.out.row;
+                out[at..at + problem.head_dim].iter_mut().zip(row).for_each(|(y, x)| *y = T::from_f32(*x));
             }
         }
-    }
+    });
     Ok(())
 }
 
@@ -191,18 +194,21 @@ pub(super) fn start(strides: HeadStrides, problem: &Problem, head: usize, group:
 
 /// The results [rows, head_dim] of up to [`QUERIES`] queries of one head.
 #[inline(always)]
-fn block<TQ: Float, R: StoredRows>(
-    q: &[TQ],
+fn block<R: StoredRows>(
+    q: &dyn StoredRows,
     [k, v]: [&R; 2],
     problem: &Problem,
-    keys: &impl Keys,
+    keys: &dyn Keys,
     head: usize,
     first: usize,
 ) -> Vec<f32> {
     let d = problem.head_dim;
     let queries = QUERIES.min(problem.q_len - first);
     let mut q_rows = vec![0.0; queries * d];
-    convert(&mut q_rows, &q, start(problem.q, problem, head, 1) + first * problem.q.row, problem.q.row, d);
+    let q_start = start(problem.q, problem, head, 1) + first * problem.q.row;
+    for (i, row) in q_rows.chunks_exact_mut(d).enumerate() {
+        q.read(row, q_start + i * problem.q.row);
+    }
     q_rows.iter_mut().for_each(|x| *x *= problem.scale);
 
     let group = problem.group();
@@ -212,8 +218,10 @@ fn block<TQ: Float, R: StoredRows>(
     let mut sum = [0.0; QUERIES];
     let (mut k_tile, mut v_tile) = (vec![0.0; KEYS * d], vec![0.0; KEYS * d]);
     for (tile, count) in keys.tiles(head, first) {
-        for j in 0..count {
-            let (row, columns) = (keys.row(head, tile + j), j * d..(j + 1) * d);
+        let mut places = [0; KEYS];
+        keys.rows(head, tile, &mut places[..count]);
+        for (j, &row) in places[..count].iter().enumerate() {
+            let columns = j * d..(j + 1) * d;
             k.read(&mut k_tile[columns.clone()], k_start + row * problem.k.row);
             v.read(&mut v_tile[columns], v_start + row * problem.v.row);
         }
@@ -250,11 +258,4 @@ fn block<TQ: Float, R: StoredRows>(
         row.iter_mut().for_each(|x| *x *= factor);
     }
     acc
-}
-
-/// Converts rows of `d` elements, `stride` apart, to contiguous f32.
-fn convert(to: &mut [f32], from: &impl StoredRows, start: usize, stride: usize, d: usize) {
-    for (i, row) in to.chunks_exact_mut(d).enumerate() {
-        from.read(row, start + i * stride);
-    }
 }

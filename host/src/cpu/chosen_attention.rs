@@ -131,20 +131,21 @@ struct Listed<'a> {
 }
 
 impl Keys for Listed<'_> {
-    fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)> {
+    fn tiles(&self, head: usize, first: usize) -> Vec<(usize, usize)> {
         let blocks = self.problem.q_len.div_ceil(QUERIES_PER_CHOICE);
         let list = &self.lists[(head * blocks + first / QUERIES_PER_CHOICE) * self.words..];
         let seen = self.problem.visible((first + QUERIES).min(self.problem.q_len) - 1);
-        let parts = move |&tile: &u32| {
+        let parts = |&tile: &u32| {
             let first = tile as usize * KEYS_PER_CHOICE;
             (first..(first + KEYS_PER_CHOICE).min(seen)).step_by(KEYS)
         };
         let kv_len = self.problem.kv_len;
-        list[1..][..list[0] as usize].iter().flat_map(parts).map(move |key| (key, KEYS.min(kv_len - key)))
+        let keys = list[1..][..list[0] as usize].iter().flat_map(parts);
+        keys.map(|key| (key, KEYS.min(kv_len - key))).collect()
     }
 
-    fn row(&self, _: usize, key: usize) -> usize {
-        self.rows.row(key)
+    fn rows(&self, _: usize, tile: usize, rows: &mut [usize]) {
+        (tile..).zip(rows).for_each(|(key, row)| *row = self.rows.row(key));
     }
 
     fn seen(&self, head: usize, i: usize, tile: usize) -> Seen {

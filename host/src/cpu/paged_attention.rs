@@ -1,6 +1,6 @@
 //! Attention over keys and values in pages: as [`attention`](super::attention), with keys found through a page table.
 
-use super::attention::{KEYS, Keys, QUERIES, Seen, attention_over};
+use super::attention::{Keys, Seen, attention_over};
 use super::slice;
 use crate::kv::KvView;
 use crate::problem::attention::Problem;
@@ -26,16 +26,16 @@ impl Paged<'_> {
 }
 
 impl Keys for Paged<'_> {
-    fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)> {
-        let problem = self.alone(head);
-        let last = (first + QUERIES).min(problem.q_len) - 1;
-        (0..problem.visible(last)).step_by(KEYS).map(move |tile| (tile, KEYS.min(problem.kv_len - tile)))
+    fn tiles(&self, head: usize, first: usize) -> Vec<(usize, usize)> {
+        self.alone(head).tiles(head, first)
     }
 
-    fn row(&self, head: usize, key: usize) -> usize {
+    fn rows(&self, head: usize, tile: usize, rows: &mut [usize]) {
         let table = &self.tables[head / self.problem.num_q_heads * self.width..];
-        let (page, rows) = (table[key / PAGE as usize] as usize, PAGE as usize);
-        page * rows + key % rows // in the pool: the page numbers were checked
+        for (key, row) in (tile..).zip(rows) {
+            let (page, rows) = (table[key / PAGE as usize] as usize, PAGE as usize);
+            *row = page * rows + key % rows; // in the pool: the page numbers were checked
+        }
     }
 
     fn seen(&self, head: usize, i: usize, tile: usize) -> Seen {

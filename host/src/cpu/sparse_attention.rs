@@ -26,13 +26,14 @@ impl Listed<'_> {
 }
 
 impl Keys for Listed<'_> {
-    fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)> {
+    fn tiles(&self, head: usize, first: usize) -> Vec<(usize, usize)> {
         let grid = self.mask.grid();
         let (block, kv_len) = (grid.block(), grid.kv_len());
-        self.mask.seen_by(self.mask_head(head), first).flat_map(move |(column, _)| {
+        let tiles = |(column, _)| {
             let end = kv_len.min((column + 1) * block);
             (column * block..end).step_by(KEYS).map(move |key| (key, KEYS.min(end - key)))
-        })
+        };
+        self.mask.seen_by(self.mask_head(head), first).flat_map(tiles).collect()
     }
 
     fn seen(&self, head: usize, i: usize, tile: usize) -> Seen {
