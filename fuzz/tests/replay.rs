@@ -2,9 +2,12 @@
 
 use pascaline_fuzz::ops::{difference, random};
 use pascaline_fuzz::{MEMORY, SECONDS, TARGETS};
+use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use std::{env, fs};
+
+#[path = "../../tests/all/common/extent.rs"]
+mod extent;
 
 #[test]
 fn every_input_returns_within_the_limits() {
@@ -45,8 +48,7 @@ fn no_input_is_large() {
 /// Calls of ops that nobody chose. `PASCALINE_TESTS=all` makes more of them, and `examples/differential.rs` as many as are asked for.
 #[test]
 fn random_calls_of_ops_agree() {
-    let all = env::var_os("PASCALINE_TESTS").is_some_and(|value| value == "all");
-    for number in 0..if all { 60_000 } else { 3_000 } {
+    for number in 0..if extent::all() { 60_000 } else { 3_000 } {
         if let Some(text) = difference(&random(number)) {
             panic!("call {number}: {text}");
         }

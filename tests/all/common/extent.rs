@@ -1,4 +1,5 @@
-//! How much is tested: `PASCALINE_TESTS=all` runs everything. Without it the long runs are left out, each with a line that says so.
+//! How much is tested: `PASCALINE_TESTS=all` runs everything. Without it the long runs are left out, and what a machine lacks the means
+//! for is skipped, each with a line that says so.
 
 use std::env;
 use std::io::{self, Write};
@@ -15,8 +16,19 @@ pub fn all() -> bool {
 }
 
 /// Says what is left out, past the test harness, which shows nothing of tests that pass.
+#[allow(dead_code)] // not all packages' tests leave something out
 pub fn left_out(what: &str) {
     let _ = writeln!(io::stderr(), "LEFT OUT: {what} (PASCALINE_TESTS=all runs it)");
+}
+
+/// Says what can't be tested on this machine, past the test harness.
+///
+/// # Panics
+/// If everything is to be tested: what did not run is no success.
+#[allow(dead_code)] // not all packages' tests need what a machine may lack
+pub fn skipped(what: &str) {
+    assert!(!all(), "PASCALINE_TESTS is \"all\", and this can't be tested here: {what}");
+    let _ = writeln!(io::stderr(), "SKIPPED: {what}");
 }
 
 /// The first `count` of a list; all of it if everything is to be tested.

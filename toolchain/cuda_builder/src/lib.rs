@@ -41,6 +41,8 @@
 //! Pascaline's `CudaDevice::load_ptx`. Without [`copy_to`](CudaBuilder::copy_to) the file is in `OUT_DIR`, where
 //! [`build`](CudaBuilder::build) returns. Relative paths are relative to the package of the build script.
 //!
+//! A test or a tool compiles kernels too: [`out_dir`](CudaBuilder::out_dir) names the folder then, and nothing is printed for cargo.
+//!
 //! # How
 //!
 //! `build` runs cargo for the crate, in a target folder of its own and with a clean environment, and takes the PTX that fat
@@ -81,6 +83,8 @@ pub use toolchain::{NoToolchain, Unusable};
 use messages::Messages;
 use options::Options;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fmt, fs, io};
@@ -183,6 +187,7 @@ pub struct CudaBuilder {
     crate_path: PathBuf,
     arch: NvvmArch,
     isa: Option<(u32, u32)>,
+    out_dir: Option<PathBuf>,
     copy_to: Option<PathBuf>,
     prebuilt: Option<PathBuf>,
     options: Options,
@@ -196,6 +201,7 @@ impl CudaBuilder {
             crate_path: path_to_crate_root.as_ref().to_path_buf(),
             arch: NvvmArch::Compute61,
             isa: None,
+            out_dir: None,
             copy_to: None,
             prebuilt: None,
             options: Options::default(),
@@ -215,6 +221,15 @@ impl CudaBuilder {
         self
     }
 
+    /// Where files are written in place of `OUT_DIR`, for a program that is no build script: a test, a tool. Nothing is printed for
+    /// cargo then. That the PTX is prebuilt or by another toolchain is said on the standard error; the compiler's warnings are dropped.
+    ///
+    /// Builds may share a folder, at the same time too. Each crate, architecture and set of options has a PTX file of its own there.
+    pub fn out_dir(mut self, path: impl AsRef<Path>) -> Self {
+        self.out_dir = Some(path.as_ref().to_path_buf());
+        self
+    }
+
     /// Also copies the PTX to this path. A file with the same contents is not written again.
     pub fn copy_to(mut self, path: impl AsRef<Path>) -> Self {
         self.copy_to = Some(path.as_ref().to_path_buf());
@@ -228,7 +243,7 @@ impl CudaBuilder {
         self
     }
 
-    /// Builds the PTX file and returns its path, which is in `OUT_DIR`.
+    /// Builds the PTX file and returns its path, which is in `OUT_DIR` or in [`out_dir`](Self::out_dir).
     ///
     /// In a build script this prints the `cargo:rerun-if-changed` lines for everything the PTX depends on, and sets
     /// `CUDA_BUILDER_ORIGIN` for the crate's `env!`: `built from source`, the same with the toolchain's name where it
@@ -238,7 +253,7 @@ impl CudaBuilder {
     /// [`CudaBuilderError`]. A crate that does not compile is always an error; only a machine that can't build for
     /// the GPU at all falls back to the prebuilt file.
     pub fn build(self) -> Result<PathBuf, CudaBuilderError> {
-        println!("cargo:rerun-if-env-changed={FORCE_PREBUILT}");
+        self.tell("rerun-if-env-changed", FORCE_PREBUILT);
         let base = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
         let crate_path = base.join(&self.crate_path);
         let manifest = crate_path.join("Cargo.toml");
@@ -246,15 +261,15 @@ impl CudaBuilder {
             return Err(CudaBuilderError::CratePathDoesntExist(crate_path));
         }
         for path in ["Cargo.toml", "Cargo.lock", "src"].map(|name| crate_path.join(name)) {
-            rerun_if_changed(&path);
+            self.rerun_if_changed(&path);
         }
-        let out_dir = env::var_os("OUT_DIR").map_or_else(|| crate_path.join("target"), PathBuf::from);
-        let ptx_path = out_dir.join(self.file_name(&crate_path));
+        let (ptx_path, target_dir) = self.places(&base, &crate_path);
+        let _turn = turn(&target_dir)?;
         let force_prebuilt = env::var_os(FORCE_PREBUILT).is_some_and(|value| value != "0");
         let built = if force_prebuilt {
             Err(CudaBuilderError::NoPrebuilt)
         } else {
-            self.compile(&manifest, &out_dir)
+            self.compile(&manifest, &target_dir)
         };
         let (text, origin) = match (built, &self.prebuilt) {
             (Ok((raw, facts, toolchain)), _) => {
@@ -278,8 +293,8 @@ impl CudaBuilder {
                 Some(prebuilt),
             ) => {
                 let path = base.join(prebuilt);
-                rerun_if_changed(&path);
-                warn(&format!("using the prebuilt {}: {why}", prebuilt.display()));
+                self.rerun_if_changed(&path);
+                self.warn(&format!("using the prebuilt {}: {why}", prebuilt.display()));
                 let text = read(&path)?;
                 // whichever compiler wrote it
                 let isa = self.isa.map_or_else(|| ptx::version(&text), Ok);
@@ -289,7 +304,7 @@ impl CudaBuilder {
             }
             (Err(other), _) => return Err(other),
         };
-        println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN={origin}");
+        self.tell("rustc-env", format_args!("CUDA_BUILDER_ORIGIN={origin}"));
         write(&ptx_path, &text)?;
         if let Some(copy) = &self.copy_to {
             write(&base.join(copy), &text)?;
@@ -297,12 +312,62 @@ impl CudaBuilder {
         Ok(ptx_path)
     }
 
+    /// The PTX file, and cargo's target folder.
+    fn places(&self, base: &Path, crate_path: &Path) -> (PathBuf, PathBuf) {
+        let name = self.file_name(crate_path);
+        if let Some(folder) = &self.out_dir {
+            let folder = base.join(folder);
+            return (folder.join(name), folder.join(TARGET_DIR));
+        }
+        let folder = env::var_os("OUT_DIR").map_or_else(|| crate_path.join("target"), PathBuf::from);
+        (folder.join(name), shared_target_dir(&folder))
+    }
+
     /// `kernels-sm_61.ptx` for the crate in `kernels`: one build script may build several crates, and one crate for
-    /// several architectures.
+    /// several architectures. In [`out_dir`](Self::out_dir) a hash follows: tests build crates of one name, and one with several options.
     fn file_name(&self, crate_path: &Path) -> String {
         let whole = crate_path.canonicalize();
-        let folder = whole.as_deref().unwrap_or(crate_path).file_name().unwrap_or(OsStr::new("kernels"));
-        format!("{}-{}.ptx", folder.to_string_lossy(), self.arch.sm())
+        let whole = whole.as_deref().unwrap_or(crate_path);
+        let folder = whole.file_name().unwrap_or(OsStr::new("kernels")).to_string_lossy();
+        let sm = self.arch.sm();
+        if self.out_dir.is_none() {
+            return format!("{folder}-{sm}.ptx");
+        }
+        let mut hasher = DefaultHasher::new();
+        (whole, self.isa, &self.options).hash(&mut hasher);
+        format!("{folder}-{sm}-{:016x}.ptx", hasher.finish())
+    }
+
+    /// Tells cargo something, from a build script.
+    fn tell(&self, instruction: &str, value: impl fmt::Display) {
+        if self.out_dir.is_none() {
+            println!("cargo:{instruction}={value}");
+        }
+    }
+
+    /// Cargo treats a missing path as always changed, so only existing paths are named.
+    fn rerun_if_changed(&self, path: &Path) {
+        if path.exists() {
+            self.tell("rerun-if-changed", path.display());
+        }
+    }
+
+    /// Tells cargo about every source file that the GPU build read, from the dep-info file it left (make's syntax).
+    fn rerun_if_dependencies_change(&self, dep_info: &Path) {
+        let Ok(text) = fs::read_to_string(dep_info) else { return };
+        let Some((_, files)) = text.split_once(": ") else { return };
+        let files = files.replace("\\ ", "\0");
+        for file in files.split_whitespace() {
+            self.rerun_if_changed(Path::new(&file.replace('\0', " ")));
+        }
+    }
+
+    /// Warns of where the PTX comes from, through cargo or by itself.
+    fn warn(&self, text: &str) {
+        self.tell("warning", one_line(text));
+        if self.out_dir.is_some() {
+            eprintln!("warning: {}", one_line(text));
+        }
     }
 
     /// The ISA version that is asked for, or the oldest from 6.4 on that the compiler writes.
@@ -314,19 +379,18 @@ impl CudaBuilder {
     fn compile(
         &self,
         manifest: &Path,
-        out_dir: &Path,
+        target_dir: &Path,
     ) -> Result<(String, ir::Facts, Toolchain), CudaBuilderError> {
         let search = Programs::of_this_build().find(self.arch.sm());
         for path in &search.watch {
-            rerun_if_changed(path);
+            self.rerun_if_changed(path);
         }
         let (toolchain, why_not_own) = search.result()?;
         if let (Some(name), Some(why)) = (&toolchain.name, why_not_own) {
-            warn(&format!("the GPU crate is compiled by {name} (rustc {}): {why}", toolchain.version));
+            self.warn(&format!("the GPU crate is compiled by {name} (rustc {}): {why}", toolchain.version));
         }
-        let target_dir = shared_target_dir(out_dir);
         let output = self
-            .cargo(&toolchain, manifest, &target_dir)?
+            .cargo(&toolchain, manifest, target_dir)?
             .output()
             .map_err(|error| CudaBuilderError::Unavailable(format!("cargo can't be started: {error}")))?;
         let messages = Messages::parse(&String::from_utf8_lossy(&output.stdout));
@@ -341,12 +405,12 @@ impl CudaBuilder {
             });
         }
         for warning in messages.warnings() {
-            warn(&warning);
+            self.tell("warning", one_line(&warning));
         }
         let archive = messages
             .archive()
             .ok_or_else(|| CudaBuilderError::Unavailable("cargo's messages name no library".into()))?;
-        rerun_if_dependencies_change(&archive.with_extension("d"));
+        self.rerun_if_dependencies_change(&archive.with_extension("d"));
         let asm = assembly_of(&archive, &target_dir.join(TARGET).join("release"))?;
         let ir = read(&asm.with_extension("ll"))?;
         Ok((source_lines::annotate(&read(&asm)?, &ir), ir::facts(&ir), toolchain))
@@ -471,34 +535,30 @@ fn assembly_of(archive: &Path, release: &Path) -> Result<PathBuf, CudaBuilderErr
     Err(CudaBuilderError::Unavailable(reason))
 }
 
+/// The name of cargo's target folder.
+const TARGET_DIR: &str = "cuda-builder";
+
 /// `target/cuda-builder`, shared by the host's debug and release builds, since the PTX is the same for both; where
 /// cargo's layout is not recognised, a folder below `OUT_DIR`.
 fn shared_target_dir(out_dir: &Path) -> PathBuf {
     let build = out_dir.ancestors().find(|path| path.file_name() == Some(OsStr::new("build")));
     let target = build.and_then(Path::parent).and_then(Path::parent);
-    target.unwrap_or(out_dir).join("cuda-builder")
+    target.unwrap_or(out_dir).join(TARGET_DIR)
 }
 
-/// Tells cargo about every source file that the GPU build read, from the dep-info file it left (make's syntax).
-fn rerun_if_dependencies_change(dep_info: &Path) {
-    let Ok(text) = fs::read_to_string(dep_info) else { return };
-    let Some((_, files)) = text.split_once(": ") else { return };
-    let files = files.replace("\\ ", "\0");
-    for file in files.split_whitespace() {
-        rerun_if_changed(Path::new(&file.replace('\0', " ")));
-    }
+/// Waits until no other build is in this folder, where the next would put another archive into the place of this one's. A file system
+/// without locks has no turns.
+fn turn(target_dir: &Path) -> Result<File, CudaBuilderError> {
+    let path = target_dir.join("lock");
+    let file = fs::create_dir_all(target_dir).and_then(|()| File::create(&path));
+    let file = file.map_err(|source| CudaBuilderError::Io { path, source })?;
+    let _ = file.lock();
+    Ok(file)
 }
 
-/// Cargo treats a missing path as always changed, so only existing paths are named.
-fn rerun_if_changed(path: &Path) {
-    if path.exists() {
-        println!("cargo:rerun-if-changed={}", path.display());
-    }
-}
-
-/// Prints a warning of cargo's, which is one line.
-fn warn(text: &str) {
-    println!("cargo:warning={}", text.split_whitespace().collect::<Vec<_>>().join(" "));
+/// A warning of cargo's is one line.
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn read(path: &Path) -> Result<String, CudaBuilderError> {
@@ -513,4 +573,47 @@ fn write(path: &Path, text: &str) -> Result<(), CudaBuilderError> {
     parent
         .and_then(|()| fs::write(path, text))
         .map_err(|source| CudaBuilderError::Io { path: path.to_path_buf(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_built_outside_of_build_scripts_stays_in_its_folder() {
+        // a build script's files are below `build`, beside which the target folder is
+        let folder = Path::new("/somebody's/build/of/project/out");
+        let builder = CudaBuilder::new("kernels").out_dir(folder);
+        let (ptx, target) = builder.places(Path::new("/elsewhere"), Path::new("/elsewhere/kernels"));
+        assert_eq!((ptx.parent(), target), (Some(folder), folder.join(TARGET_DIR)));
+        let (ptx, _) = builder.out_dir("out").places(Path::new("/elsewhere"), Path::new("kernels"));
+        assert_eq!(ptx.parent(), Some(Path::new("/elsewhere/out")));
+    }
+
+    #[test]
+    fn each_crate_and_set_of_options_has_a_file_of_its_own() {
+        let kernels = Path::new("kernels");
+        let builder = CudaBuilder::new(kernels);
+        assert_eq!(builder.file_name(kernels), "kernels-sm_61.ptx", "as embedded by its name in OUT_DIR");
+        assert_eq!(builder.clone().ftz(true).file_name(kernels), "kernels-sm_61.ptx");
+        let builder = builder.out_dir("out");
+        let names = [
+            builder.file_name(kernels),
+            builder.file_name(Path::new("other/kernels")),
+            builder.clone().arch(NvvmArch::Compute75).file_name(kernels),
+            builder.clone().ptx_isa(6, 0).file_name(kernels),
+            builder.clone().features(["f"]).file_name(kernels),
+            builder.clone().opt_level(OptLevel::Size).file_name(kernels),
+            builder.clone().debug(DebugInfo::LineTables).file_name(kernels),
+            builder.clone().fma_contraction(true).file_name(kernels),
+            builder.clone().ftz(true).file_name(kernels),
+            builder.clone().rustc_args(["a"]).file_name(kernels),
+            builder.clone().llvm_args(["a"]).file_name(kernels),
+        ];
+        for (i, name) in names.iter().enumerate() {
+            assert!(name.starts_with("kernels-sm_") && name.ends_with(".ptx"), "{name}");
+            assert!(!names[..i].contains(name), "{name} is that of other options too");
+        }
+        assert_eq!(builder.file_name(kernels), names[0]);
+    }
 }

@@ -3,7 +3,7 @@
 use crate::CudaBuilder;
 
 /// How much the compiler optimises, and for what. There is no level 0: without inlining, exchanges between lanes are calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OptLevel {
     /// Level 1: compiled faster.
     O1,
@@ -18,7 +18,7 @@ pub enum OptLevel {
 }
 
 /// What the PTX says of its source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DebugInfo {
     /// Nothing.
     None,
@@ -28,7 +28,7 @@ pub enum DebugInfo {
 }
 
 /// The options beyond the crate, its architecture and where the PTX goes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Options {
     features: Vec<String>,
     opt_level: OptLevel,

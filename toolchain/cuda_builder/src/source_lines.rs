@@ -29,14 +29,15 @@ pub(crate) fn annotate(ptx: &str, ir: &str) -> String {
     let metadata: HashMap<&str, &str> =
         ir.lines().filter(|line| line.starts_with('!')).filter_map(|line| line.split_once(" = ")).collect();
     let functions = functions(ir);
-    let mut chains: HashMap<&str, Option<Chain<'_>>> = HashMap::new();
     let mut text = String::with_capacity(ptx.len() + ptx.len() / 8);
     let mut lines = ptx.lines().peekable();
-    let mut blocks: &[BasicBlock<'_>] = &[];
+    let mut blocks: Vec<Vec<Chain<'_>>> = Vec::new();
     let paths: HashMap<&str, &str> = numbers.iter().map(|(path, number)| (*number, path.as_str())).collect();
     while let Some(line) = lines.next() {
         if let Some(name) = function_name(line) {
-            blocks = functions.get(name).map_or(&[], Vec::as_slice);
+            let chain = |id: &&str| chain(&metadata, id);
+            let chains = |block: &BasicBlock<'_>| block.iter().filter_map(chain).collect();
+            blocks = functions.get(name).into_iter().flatten().map(chains).collect();
         }
         if !line.starts_with("\t.loc\t") && !is_label(line) {
             let _ = writeln!(text, "{line}");
@@ -50,16 +51,12 @@ pub(crate) fn annotate(ptx: &str, ir: &str) -> String {
         let keys: Vec<_> = block.iter().filter_map(|line| key(line, &paths)).collect();
         let seen: BTreeSet<_> = keys.iter().collect();
         // each candidate's chains and how many of the keys it has
-        let candidates: Vec<(Vec<Chain<'_>>, usize)> = blocks
+        let candidates: Vec<(&[Chain<'_>], usize)> = blocks
             .iter()
-            .map(|block| {
-                let chains: Vec<_> = block
-                    .iter()
-                    .filter_map(|id| chains.entry(id).or_insert_with(|| chain(&metadata, id)).clone())
-                    .collect();
-                let firsts: BTreeSet<_> = chains.iter().map(|chain| &chain[0]).collect();
-                let shared = seen.iter().filter(|key| firsts.contains(*key)).count();
-                (chains, shared)
+            .map(|chains| {
+                let firsts: BTreeSet<_> =
+                    chains.iter().map(|chain| &chain[0]).filter(|first| seen.contains(first)).collect();
+                (chains.as_slice(), firsts.len())
             })
             .collect();
         let mut passed: HashMap<&Place<'_>, usize> = HashMap::new();
@@ -96,7 +93,7 @@ pub(crate) fn annotate(ptx: &str, ir: &str) -> String {
 
 /// The calls that lead to a place, if they are known. `turn` counts the place's runs in the block of the PTX.
 fn callers<'a>(
-    candidates: &[(Vec<Chain<'a>>, usize)],
+    candidates: &[(&[Chain<'a>], usize)],
     key: &Place<'a>,
     turn: usize,
     turns: usize,

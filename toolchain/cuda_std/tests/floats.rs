@@ -8,6 +8,9 @@
 
 use cuda_std::GpuFloat;
 
+#[path = "../../../tests/all/common/extent.rs"]
+mod extent;
+
 /// A function in f32, in f64 and by std, and the most ulp that its results may be off in both types.
 struct Function {
     name: &'static str,
@@ -72,10 +75,6 @@ const FUNCTIONS: [Function; 24] = functions! {
     fract: 0.0, 0.0;
 };
 
-fn all() -> bool {
-    std::env::var("PASCALINE_TESTS").is_ok_and(|value| value == "all")
-}
-
 /// The distance from the exact value in units of the last place: of a type with `digits` binary digits and this least exponent.
 /// An infinity counts as the power of two after the largest number.
 fn ulp(got: f64, exact: f64, digits: i32, least: i32, most: i32) -> f64 {
@@ -107,7 +106,7 @@ fn ulp64(got: f64, exact: f64) -> f64 {
 
 /// f32 of all orders of magnitude and both signs, at equal distances of their bits.
 fn samples() -> impl Iterator<Item = f32> {
-    let step = if all() { 509 } else { 40_211 };
+    let step = if extent::all() { 509 } else { 40_211 };
     (0..=u32::MAX).step_by(step).map(f32::from_bits)
 }
 
@@ -151,7 +150,7 @@ fn pairs() -> impl Iterator<Item = (f32, f32)> {
         }
         state
     };
-    let count = if all() { 8_000_000 } else { 100_000 };
+    let count = if extent::all() { 8_000_000 } else { 100_000 };
     (0..count).map(move |i| {
         let range = [8, 32, 254][i % 3];
         let mut number = || {

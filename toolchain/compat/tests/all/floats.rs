@@ -1,46 +1,39 @@
 //! `GpuFloat` on the virtual GPU has the bits that the same code has on the host; the approximations of `intrinsics` are within
 //! their bounds there, where single instructions are modelled as correctly rounded.
-//!
-//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-mod common;
-#[path = "../../../tests/all/common/extent.rs"]
-mod extent;
-
-use cust::memory::DeviceCopy;
-use cust::prelude::*;
-use pascaline_driver as driver;
-
-extern crate ours as cuda_std; // for the path in the list
-
-#[path = "../gpu/src/float_list.rs"]
+#[path = "../../gpu/src/float_list.rs"]
 mod float_list;
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use crate::common::{PLAIN, Result, extent, load_plain};
+use cust::memory::DeviceCopy;
+use cust::prelude::*;
+use std::sync::LazyLock;
 
-fn main() -> Result<()> {
-    let Some(text) = common::ptx(common::builder(), "floats in kernels")? else { return Ok(()) };
-    driver::select(driver::Backend::Virtual).expect("nothing has asked for a device yet");
-    let _context = cust::quick_init()?;
+#[test]
+fn exact_functions_are_single_instructions() {
+    let Some(text) = PLAIN.text() else { return };
     let exact = ["sqrt.rn", "fma.rn", "cvt.rmi", "cvt.rpi", "cvt.rzi", "cvt.rni", "min", "max"];
     for instruction in exact.iter().flat_map(|name| [format!("\t{name}.f32"), format!("\t{name}.f64")]) {
         assert!(text.contains(&instruction), "no{instruction}");
     }
-    let module = Module::from_ptx(text, &[])?;
-    let stream = Stream::new(StreamFlags::NON_BLOCKING, None)?;
-    let (x, y, n) = arguments();
-    let (xs, ys): (Vec<f32>, Vec<f32>) =
-        (x.iter().map(|&x| x as f32).collect(), y.iter().map(|&y| y as f32).collect());
-    same_bits("floats_f64", &module, &stream, (&x, &y, &n), |x, y, n| {
-        float_list::all(x, y, n).map(f64::to_bits)
-    })?;
-    same_bits("floats_f32", &module, &stream, (&xs, &ys, &n), |x, y, n| {
-        float_list::all(x, y, n).map(|value| value.to_bits().into())
-    })?;
-    approximations(&module, &stream)?;
-    println!("test result: ok. 3 passed; 0 failed");
-    Ok(())
 }
+
+#[test]
+fn functions_of_f64_have_the_hosts_bits() -> Result<()> {
+    let (x, y, n) = &*ARGUMENTS;
+    same_bits("floats_f64", (x, y, n), |x, y, n| float_list::all(x, y, n).map(f64::to_bits))
+}
+
+#[test]
+fn functions_of_f32_have_the_hosts_bits() -> Result<()> {
+    let (x, y, n) = &*ARGUMENTS;
+    let [x, y] = [x, y].map(|x| x.iter().map(|&x| x as f32).collect::<Vec<_>>());
+    same_bits("floats_f32", (&x, &y, n), |x, y, n| {
+        float_list::all(x, y, n).map(|value| value.to_bits().into())
+    })
+}
+
+static ARGUMENTS: LazyLock<(Vec<f64>, Vec<f64>, Vec<i32>)> = LazyLock::new(arguments);
 
 /// Special values with each other, and random ones over many orders of magnitude.
 fn arguments() -> (Vec<f64>, Vec<f64>, Vec<i32>) {
@@ -102,11 +95,11 @@ fn arguments() -> (Vec<f64>, Vec<f64>, Vec<i32>) {
 /// Compares every function at all arguments, by the bits; a NaN is a NaN.
 fn same_bits<T: Default + DeviceCopy + Into<f64>, const N: usize>(
     kernel: &str,
-    module: &Module,
-    stream: &Stream,
     (x, y, n): (&[T], &[T], &[i32]),
     host: impl Fn(T, T, i32) -> [u64; N],
 ) -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let len = x.len();
     let nowhere = vec![x[0]; N * len];
     let results = DeviceBuffer::from_slice(&nowhere)?;
@@ -144,8 +137,11 @@ fn same_bits<T: Default + DeviceCopy + Into<f64>, const N: usize>(
     Ok(())
 }
 
-/// The approximations against f64, each with its bound: absolute, or in parts of the result.
-fn approximations(module: &Module, stream: &Stream) -> Result<()> {
+/// Against f64, each with its bound: absolute, or in parts of the result.
+#[test]
+fn approximations_are_within_their_bounds() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let x: Vec<f32> = (1..2000).map(|i| i as f32 * 0.003_9 - 3.0).collect();
     let y: Vec<f32> = x.iter().map(|x| 1.5 - x * 0.5).collect();
     let len = x.len();

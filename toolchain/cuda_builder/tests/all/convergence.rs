@@ -2,31 +2,26 @@
 //!
 //! If the builder does not switch off rustc's jump threading, the single shuffle and the butterflies appear twice; if it does
 //! not switch off LLVM's, the butterflies do.
-//!
-//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
+use crate::extent;
 use cuda_builder::{CudaBuilder, CudaBuilderError, OptLevel, ptx};
 use std::path::Path;
 
-fn main() {
+#[test]
+fn shuffles_are_not_copied_into_branches() {
     let crate_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convergence");
-    // SAFETY: no other thread runs yet.
-    unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
-    let others = [OptLevel::O1, OptLevel::O2, OptLevel::Size, OptLevel::MinSize];
-    let others: &[OptLevel] =
-        if std::env::var("PASCALINE_TESTS").is_ok_and(|value| value == "all") { &others } else { &[] };
-    for &level in [OptLevel::O3].iter().chain(others) {
-        let path = match CudaBuilder::new(&crate_path).opt_level(level).build() {
+    let builder = CudaBuilder::new(crate_path).out_dir(env!("CARGO_TARGET_TMPDIR"));
+    let levels = [OptLevel::O3, OptLevel::O1, OptLevel::O2, OptLevel::Size, OptLevel::MinSize];
+    for &level in extent::first_of(1, &levels, "levels of optimisation at which shuffles are counted") {
+        let path = match builder.clone().opt_level(level).build() {
             Ok(path) => path,
             Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
-                eprintln!("SKIPPED: the convergence of shuffles ({error})");
-                return;
+                return extent::skipped(&format!("the convergence of shuffles ({error})"));
             }
             Err(error) => panic!("{error}"),
         };
         check(&std::fs::read_to_string(path).expect("just written"), level);
     }
-    println!("test result: ok. 1 passed; 0 failed; shuffles are not copied");
 }
 
 /// Counts the shuffles of each kernel.

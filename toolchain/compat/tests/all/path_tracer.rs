@@ -1,18 +1,13 @@
 //! The path tracer of `gpu/src/path_tracer.rs` on the virtual GPU, against the same source on the host.
-//!
-//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-mod common;
-#[path = "../gpu/src/scene.rs"]
+#[path = "../../gpu/src/scene.rs"]
 mod scene;
 
+use crate::common::{Result, load_plain};
 use cust::memory::DeviceCopy;
 use cust::prelude::*;
 use glam::Vec3;
-use pascaline_driver as driver;
 use scene::{Material, Sphere, sampled};
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const WIDTH: u32 = 37;
 const HEIGHT: u32 = 21;
@@ -21,18 +16,6 @@ const PIXELS: usize = (WIDTH * HEIGHT) as usize;
 
 // SAFETY: numbers, and a material whose bytes both compilations lay out alike, as `repr(u32)` asks.
 unsafe impl DeviceCopy for Sphere {}
-
-fn main() -> Result<()> {
-    // without contraction each operation is rounded as the host's
-    let builder = common::builder().fma_contraction(false);
-    let Some(text) = common::ptx(builder, "the path tracer")? else { return Ok(()) };
-    driver::select(driver::Backend::Virtual).expect("nothing has asked for a device yet");
-    let _context = cust::quick_init()?;
-    let module = Module::from_ptx(text, &[])?;
-    picture(&module, &Stream::new(StreamFlags::NON_BLOCKING, None)?)?;
-    println!("test result: ok. 1 passed; 0 failed");
-    Ok(())
-}
 
 /// One of each material over a large sphere, the ground.
 fn spheres() -> Vec<Sphere> {
@@ -50,7 +33,10 @@ fn spheres() -> Vec<Sphere> {
     ]
 }
 
-fn picture(module: &Module, stream: &Stream) -> Result<()> {
+#[test]
+fn each_pixel_of_the_path_tracer_is_the_hosts() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let spheres = spheres();
     let scene = DeviceBuffer::from_slice(&spheres)?;
     let sums = DeviceBuffer::from_slice(&[[0.0f32; 3]; PIXELS])?;

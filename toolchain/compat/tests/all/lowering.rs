@@ -1,31 +1,13 @@
 //! Remainders, orderings and comparisons of bytes: the kernels of `gpu/src/lowering.rs`, in the PTX and on the virtual GPU.
-//!
-//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-mod common;
-
+use crate::common::{PLAIN, Result, load_plain};
 use cuda_builder::ptx;
 use cust::prelude::*;
-use pascaline_driver as driver;
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-
-fn main() -> Result<()> {
-    let Some(text) = common::ptx(common::builder(), "remainders and orderings")? else { return Ok(()) };
-    fences(&text)?;
-    driver::select(driver::Backend::Virtual).expect("nothing has asked for a device yet");
-    let _context = cust::quick_init()?;
-    let module = Module::from_ptx(text, &[])?;
-    let stream = Stream::new(StreamFlags::NON_BLOCKING, None)?;
-    remainders(&module, &stream)?;
-    litmus(&module, &stream)?;
-    texts(&module, &stream)?;
-    println!("test result: ok. 4 passed; 0 failed");
-    Ok(())
-}
 
 /// Where `membar` stands among the accesses of each kernel.
-fn fences(text: &str) -> Result<()> {
+#[test]
+fn fences_stand_where_orderings_ask_for_them() -> Result<()> {
+    let Some(text) = PLAIN.text() else { return Ok(()) };
     let entries = ptx::entries(text)?;
     let order = |name: &str| -> String {
         let body = &entries.iter().find(|entry| entry.name == name).expect("a kernel of this name").body;
@@ -47,6 +29,12 @@ fn fences(text: &str) -> Result<()> {
     let message = order("message");
     assert!(message.contains("ms") && message.contains("lm"), "Release, Acquire: {message}");
     assert_eq!(order("exchanges"), "maama", "Release, Acquire and Relaxed");
+    Ok(())
+}
+
+#[test]
+fn bytes_are_compared_and_moved_by_functions_that_are_there() {
+    let Some(text) = PLAIN.text() else { return };
     let declared = text.lines().filter(|line| line.contains(".extern .func"));
     let missing: Vec<&str> =
         declared.filter(|line| !line.contains(" vprintf") && !line.contains(" __assertfail")).collect();
@@ -54,10 +42,12 @@ fn fences(text: &str) -> Result<()> {
         missing.is_empty(),
         "bytes are compared and moved by functions that are there, not by {missing:?}"
     );
-    Ok(())
 }
 
-fn remainders(module: &Module, stream: &Stream) -> Result<()> {
+#[test]
+fn remainders_have_the_bits_of_the_hosts() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let special = [
         1e300,
         -1e300,
@@ -111,8 +101,14 @@ fn same(got: f64, wanted: f64) -> bool {
     got.to_bits() == wanted.to_bits() || got.is_nan() && wanted.is_nan()
 }
 
-fn litmus(module: &Module, stream: &Stream) -> Result<()> {
-    let zeros = || DeviceBuffer::from_slice(&[0u32; 8]);
+fn zeros() -> Result<DeviceBuffer<u32>> {
+    Ok(DeviceBuffer::from_slice(&[0; 8])?)
+}
+
+#[test]
+fn who_sees_the_flag_sees_the_message() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let (data, flag, seen) = (zeros()?, zeros()?, zeros()?);
     // SAFETY: a word, a flag and a word for each block, zero all.
     unsafe {
@@ -120,6 +116,13 @@ fn litmus(module: &Module, stream: &Stream) -> Result<()> {
     };
     stream.synchronize()?;
     assert_eq!(seen.as_host_vec()?[..4], [42; 4], "a block saw the flag and not the message");
+    Ok(())
+}
+
+#[test]
+fn the_last_block_sees_the_parts_of_all() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let (parts, count, sum) = (zeros()?, zeros()?, zeros()?);
     // SAFETY: a part for each block, a count and a sum.
     unsafe {
@@ -127,6 +130,13 @@ fn litmus(module: &Module, stream: &Stream) -> Result<()> {
     };
     stream.synchronize()?;
     assert_eq!(sum.as_host_vec()?[0], 36);
+    Ok(())
+}
+
+#[test]
+fn of_two_blocks_one_sees_the_others_write() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let (flags, seen) = (zeros()?, zeros()?);
     // SAFETY: two flags and a word for each block.
     unsafe {
@@ -137,7 +147,10 @@ fn litmus(module: &Module, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-fn texts(module: &Module, stream: &Stream) -> Result<()> {
+#[test]
+fn texts_are_compared_and_moved_as_on_the_host() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     for (a, b) in [("same", "same"), ("same", "some"), ("some", "same"), ("longer", "long"), ("", "a")] {
         // a buffer has one element at least
         let (bytes_a, bytes_b) = (format!("{a}.").into_bytes(), format!("{b}.").into_bytes());

@@ -1,32 +1,15 @@
 //! Constant memory: the kernels of `gpu/src/constants.rs`, in the PTX and on the virtual GPU, filled as a host program of Rust-CUDA does: by cust.
-//!
-//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-mod common;
-
+use crate::common::{PLAIN, Result, load_plain};
 use cuda_builder::ptx;
 use cust::memory::DeviceCopy;
 use cust::prelude::*;
-use pascaline_driver as driver;
 use std::ffi::CString;
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-
-fn main() -> Result<()> {
-    let Some(text) = common::ptx(common::builder(), "constant memory")? else { return Ok(()) };
-    loads(&text)?;
-    driver::select(driver::Backend::Virtual).expect("nothing has asked for a device yet");
-    let _context = cust::quick_init()?;
-    let module = Module::from_ptx(text, &[])?;
-    let stream = Stream::new(StreamFlags::NON_BLOCKING, None)?;
-    filtered(&module, &stream)?;
-    widths(&module, &stream)?;
-    println!("test result: ok. 3 passed; 0 failed");
-    Ok(())
-}
-
 /// The loads are of the constant state space, and a warp's index into the taps is in the instruction: no addresses are computed.
-fn loads(text: &str) -> Result<()> {
+#[test]
+fn taps_are_loaded_from_constant_memory_by_offsets() -> Result<()> {
+    let Some(text) = PLAIN.text() else { return Ok(()) };
     let entries = ptx::entries(text)?;
     let body = &entries.iter().find(|entry| entry.name == "filtered").expect("a kernel of this name").body;
     assert_eq!(body.matches("ld.const.b32").count(), 5, "one load a tap");
@@ -39,7 +22,10 @@ fn set<T: DeviceCopy>(module: &Module, name: &str, value: &T) -> Result<()> {
     Ok(())
 }
 
-fn filtered(module: &Module, stream: &Stream) -> Result<()> {
+#[test]
+fn a_constant_is_zero_until_the_host_sets_it() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let x: Vec<f32> = (0..100).map(|i| (i * 37 % 65) as f32 / 8.0).collect();
     let (device_x, device_y) = (DeviceBuffer::from_slice(&x)?, DeviceBuffer::from_slice(&[f32::NAN; 100])?);
     for taps in [[0.0f32; 5], [1.0, -2.0, 0.5, 4.0, 0.25]] {
@@ -61,7 +47,10 @@ fn filtered(module: &Module, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-fn widths(module: &Module, stream: &Stream) -> Result<()> {
+#[test]
+fn constants_of_each_width_are_read() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let halves = [[1u16, 2, 3], [4, 5, 6], [7, 8, 9], [0, 1, 65535]];
     set(module, "BYTES", &[3u8, 1, 4, 1, 5, 9, 255])?;
     set(module, "HALVES", &halves)?;

@@ -1,27 +1,13 @@
 //! The kernels of `src/kernels.rs` on the virtual GPU, launched as a host program of Rust-CUDA launches them: by cust alone, a
 //! slice as pointer and length.
-//!
-//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-mod common;
-
+use crate::common::{Result, load_plain};
 use cust::prelude::*;
-use pascaline_driver as driver;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let Some(text) = common::ptx(common::builder(), "launches of Rust-CUDA's kind")? else { return Ok(()) };
-    driver::select(driver::Backend::Virtual).expect("nothing has asked for a device yet");
-    let _context = cust::quick_init()?;
-    let module = Module::from_ptx(text, &[])?;
-    let stream = Stream::new(StreamFlags::NON_BLOCKING, None)?;
-    add(&module, &stream)?;
-    correlate(&module, &stream)?;
-    reverse(&module, &stream)?;
-    println!("test result: ok. 3 passed; 0 failed");
-    Ok(())
-}
-
-fn add(module: &Module, stream: &Stream) -> Result<(), cust::error::CudaError> {
+#[test]
+fn a_slice_is_a_pointer_and_a_length() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let a: Vec<f32> = (0..1000).map(|i| i as f32).collect();
     let b: Vec<f32> = (0..900).map(|i| 0.5 * i as f32).collect();
     let (a, b) = (DeviceBuffer::from_slice(&a)?, DeviceBuffer::from_slice(&b)?);
@@ -38,7 +24,10 @@ fn add(module: &Module, stream: &Stream) -> Result<(), cust::error::CudaError> {
     Ok(())
 }
 
-fn correlate(module: &Module, stream: &Stream) -> Result<(), cust::error::CudaError> {
+#[test]
+fn arguments_of_each_width_are_passed() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let (x, weights, shift) = ([1u16, 10, 100, 1000, 10000], [1.0f64, 2.0, 4.0], 3u8);
     let y = DeviceBuffer::from_slice(&[0.0f64; 5])?;
     let (x_device, weights_device) = (DeviceBuffer::from_slice(&x)?, DeviceBuffer::from_slice(&weights)?);
@@ -56,7 +45,10 @@ fn correlate(module: &Module, stream: &Stream) -> Result<(), cust::error::CudaEr
     Ok(())
 }
 
-fn reverse(module: &Module, stream: &Stream) -> Result<(), cust::error::CudaError> {
+#[test]
+fn dynamic_shared_memory_and_atomics_are_the_blocks() -> Result<()> {
+    let Some(gpu) = load_plain()? else { return Ok(()) };
+    let (module, stream) = (&gpu.module, &gpu.stream);
     let values: Vec<i32> = (0..64).collect();
     let (x, cycles) = (DeviceBuffer::from_slice(&values)?, DeviceBuffer::from_slice(&[0u64])?);
     let total = DeviceBuffer::from_slice(&[0.0f32])?;

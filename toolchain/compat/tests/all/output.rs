@@ -1,42 +1,18 @@
 //! The kernels of `gpu/src/output.rs` on the virtual GPU: what they print, where a panic was, and atomics by scope.
-//!
-//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-mod common;
-#[path = "common/virtual_gpu.rs"]
-mod virtual_gpu;
-
+use crate::common::virtual_gpu::{buffer, launch};
+use crate::common::{PLACES, PLAIN, Result, TEXTS, Variant};
 use pascaline_virtual_gpu::{Config, FindingKind, Gpu};
-use virtual_gpu::{Result, buffer, launch};
 
-const SOURCE: &str = include_str!("../gpu/src/output.rs");
+const SOURCE: &str = include_str!("../../gpu/src/output.rs");
 
-fn main() -> Result<()> {
-    let builder = common::builder();
-    let with_places = builder.clone().features(["panic-place"]);
-    let with_texts = builder.clone().features(["panic-text", "text"]);
-    let Some(text) = common::ptx(builder, "output of kernels")? else { return Ok(()) };
-    printed(&text)?;
-    scoped(&text)?;
-    panics(&text, FindingKind::Trap, "trap")?;
-    let line = 1 + SOURCE.lines().position(|line| line.ends_with("// panics")).expect("it is marked");
-    let message = format!("assertion `no panic` failed in a kernel, src/output.rs:{line}");
-    let Some(text) = common::ptx(with_places, "places of panics")? else { return Ok(()) };
-    panics(&text, FindingKind::AssertFailed, &message)?;
-    let Some(text) = common::ptx(with_texts, "texts of panics")? else { return Ok(()) };
-    let wanted = "assertion `index out of bounds: the len is 5 but the index is 5` failed";
-    panics(&text, FindingKind::AssertFailed, &format!("{wanted} in a kernel, src/output.rs:{line}"))?;
-    says(&text)?;
-    lines(&text)?;
-    println!("test result: ok. 6 passed; 0 failed");
-    Ok(())
-}
-
-fn printed(text: &str) -> Result<()> {
+#[test]
+fn a_kernel_prints_each_threads_line() -> Result<()> {
+    let Some(module) = PLAIN.module() else { return Ok(()) };
     let mut gpu = Gpu::new(Config::default());
     let x: Vec<u8> = (0..40).flat_map(|i| (i as f32 / 3.0).to_le_bytes()).collect();
     let x = buffer(&mut gpu, &x)?;
-    launch(&mut gpu, text, "printed", 64, &[x, 40])?;
+    launch(&mut gpu, module, "printed", 64, &[x, 40])?;
     let got = gpu.take_printed();
     let mut lines: Vec<String> =
         (0..40).map(|i| format!("x[{i}] = {:.3}, {} % {{{i:04x}}}", i as f32 / 3.0, -i)).collect();
@@ -47,11 +23,35 @@ fn printed(text: &str) -> Result<()> {
     Ok(())
 }
 
-fn panics(text: &str, kind: FindingKind, message: &str) -> Result<()> {
+/// The line of the kernel that panics.
+fn line_of_panic() -> usize {
+    1 + SOURCE.lines().position(|line| line.ends_with("// panics")).expect("it is marked")
+}
+
+#[test]
+fn a_panic_is_a_trap() -> Result<()> {
+    panics(&PLAIN, FindingKind::Trap, "trap")
+}
+
+#[test]
+fn a_panic_with_the_feature_says_where_it_was() -> Result<()> {
+    let message = format!("assertion `no panic` failed in a kernel, src/output.rs:{}", line_of_panic());
+    panics(&PLACES, FindingKind::AssertFailed, &message)
+}
+
+#[test]
+fn a_panic_with_texts_says_what_it_was_about() -> Result<()> {
+    let wanted = "assertion `index out of bounds: the len is 5 but the index is 5` failed";
+    let message = format!("{wanted} in a kernel, src/output.rs:{}", line_of_panic());
+    panics(&TEXTS, FindingKind::AssertFailed, &message)
+}
+
+fn panics(variant: &Variant, kind: FindingKind, message: &str) -> Result<()> {
+    let Some(module) = variant.module() else { return Ok(()) };
     let mut gpu = Gpu::new(Config::default());
     let x = buffer(&mut gpu, &[0; 20])?;
     let y = buffer(&mut gpu, &[0; 128])?;
-    let error = launch(&mut gpu, text, "panics", 32, &[x, 5, y]).expect_err("thread 5 panics");
+    let error = launch(&mut gpu, module, "panics", 32, &[x, 5, y]).expect_err("thread 5 panics");
     let fault = error.downcast::<pascaline_virtual_gpu::Fault>()?;
     assert_eq!(fault.kind, kind, "{fault}");
     assert!(fault.to_string().contains(message), "{fault}");
@@ -59,7 +59,9 @@ fn panics(text: &str, kind: FindingKind, message: &str) -> Result<()> {
 }
 
 /// What each panic says, and from where.
-fn says(text: &str) -> Result<()> {
+#[test]
+fn each_panic_says_its_text_and_its_place() -> Result<()> {
+    let Some(module) = TEXTS.module() else { return Ok(()) };
     let long: Vec<u8> = (0..=255).collect();
     let cut = format!("{long:?}").chars().take(252).collect::<String>() + "…";
     let wanted = [
@@ -75,7 +77,7 @@ fn says(text: &str) -> Result<()> {
         let mut gpu = Gpu::new(Config::default());
         let bytes = buffer(&mut gpu, &long)?;
         let arguments = [how | u64::from(0.1f32.to_bits()) << 32, bytes, long.len() as u64];
-        let error = launch(&mut gpu, text, "says", 32, &arguments).expect_err("thread 31 panics");
+        let error = launch(&mut gpu, module, "says", 32, &arguments).expect_err("thread 31 panics");
         let fault = error.downcast::<pascaline_virtual_gpu::Fault>()?;
         let message = format!("assertion `{says}` failed in a kernel, src/output.rs:{line}");
         assert_eq!(
@@ -87,13 +89,15 @@ fn says(text: &str) -> Result<()> {
 }
 
 /// Lines that `core::fmt` writes are the host's.
-fn lines(text: &str) -> Result<()> {
+#[test]
+fn lines_of_core_fmt_are_the_hosts() -> Result<()> {
+    let Some(module) = TEXTS.module() else { return Ok(()) };
     let mut gpu = Gpu::new(Config::default());
     let x: Vec<f64> =
         (0..40).map(|i| [0.1, -3.0, 1e21, 5e-324, f64::NAN, 1.0 / 3.0][i % 6] * i as f64).collect();
     let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
     let at = buffer(&mut gpu, &bytes)?;
-    launch(&mut gpu, text, "lines", 64, &[at, x.len() as u64])?;
+    launch(&mut gpu, module, "lines", 64, &[at, x.len() as u64])?;
     let got = gpu.take_printed();
     let wanted = |(i, value): (usize, &f64)| {
         let line = format!("{value:?} {:>9.3} {:e} {:?} {:04x}", *value as f32, value, Some(i), -(i as i8));
@@ -109,7 +113,10 @@ fn lines(text: &str) -> Result<()> {
     Ok(())
 }
 
-fn scoped(text: &str) -> Result<()> {
+#[test]
+fn atomics_are_of_their_scope() -> Result<()> {
+    let Some(text) = PLAIN.text() else { return Ok(()) };
+    let Some(module) = PLAIN.module() else { return Ok(()) };
     for (scope, wanted) in
         [("atom.sys.add.f64", 1), ("atom.gpu.min.s64", 1), ("atom.gpu.cas.b64", 1), ("membar.sys", 2)]
     {
@@ -119,7 +126,7 @@ fn scoped(text: &str) -> Result<()> {
     let sum = buffer(&mut gpu, &[0; 8])?;
     let numbers = buffer(&mut gpu, &[0; 40])?;
     let count = buffer(&mut gpu, &[0; 4])?;
-    launch(&mut gpu, text, "scoped", 64, &[sum, numbers, count])?;
+    launch(&mut gpu, module, "scoped", 64, &[sum, numbers, count])?;
     let mut bytes = [0; 8];
     gpu.read(sum, &mut bytes).expect("allocated");
     assert_eq!(f64::from_le_bytes(bytes), 128.0);

@@ -1,13 +1,11 @@
 //! A project as someone else would write it by the crate's documentation, which includes its files: built by cargo from a folder
 //! with spaces in its path, with compilers old and new.
 
+use crate::extent;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, fs};
-
-#[path = "../../../tests/all/common/extent.rs"]
-mod extent;
 
 /// One project at a time: they share a target folder.
 static TURN: Mutex<()> = Mutex::new(());

@@ -1,22 +1,8 @@
 //! The kernels of `gpu/src/examples.rs` on the virtual GPU, against sums in f64.
-//!
-//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
-mod common;
-
+use crate::common::PLAIN;
 use pascaline_virtual_gpu::{Config, Gpu, Launch, Module};
 use std::sync::Arc;
-
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let Some(text) = common::ptx(common::builder(), "Rust-CUDA's examples")? else { return Ok(()) };
-    let module = Arc::new(Module::parse(&text)?);
-    vecadd(&module);
-    gemm(&module);
-    block_sums(&module);
-    turned(&module);
-    println!("test result: ok. 4 passed; 0 failed");
-    Ok(())
-}
 
 /// Numbers between −1 and 1, which small sums of have exactly.
 fn numbers(n: usize) -> Vec<f32> {
@@ -48,7 +34,9 @@ fn read(gpu: &Gpu, address: u64, n: usize) -> Vec<f32> {
     bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect()
 }
 
-fn vecadd(module: &Arc<Module>) {
+#[test]
+fn vectors_are_added() {
+    let Some(module) = PLAIN.module() else { return };
     let (n, mut gpu) = (1000, Gpu::new(Config::default()));
     let x = numbers(n);
     let (a, b, c) = (buffer(&mut gpu, &x), buffer(&mut gpu, &x), buffer(&mut gpu, &vec![f32::NAN; n]));
@@ -57,7 +45,9 @@ fn vecadd(module: &Arc<Module>) {
     assert_eq!(read(&gpu, c, n), x.iter().map(|x| 2.0 * x).collect::<Vec<_>>());
 }
 
-fn gemm(module: &Arc<Module>) {
+#[test]
+fn a_tiled_product_is_exact_for_sizes_that_fill_no_tile() {
+    let Some(module) = PLAIN.module() else { return };
     for (m, n, k) in [(16, 16, 16), (33, 17, 41), (1, 50, 1), (5, 3, 0)] {
         let mut gpu = Gpu::new(Config::default());
         let (x, y, z) = (numbers(m * k), numbers(k * n), numbers(m * n));
@@ -77,7 +67,9 @@ fn gemm(module: &Arc<Module>) {
     }
 }
 
-fn block_sums(module: &Arc<Module>) {
+#[test]
+fn each_block_has_its_sum() {
+    let Some(module) = PLAIN.module() else { return };
     let (n, mut gpu) = (700, Gpu::new(Config::default()));
     let x = numbers(n);
     let (from, to) = (buffer(&mut gpu, &x), buffer(&mut gpu, &[f32::NAN; 3]));
@@ -86,7 +78,9 @@ fn block_sums(module: &Arc<Module>) {
 }
 
 /// Statics in shared memory are the block's, and each is its own; indices are vectors.
-fn turned(module: &Arc<Module>) {
+#[test]
+fn statics_in_shared_memory_are_each_blocks_own() {
+    let Some(module) = PLAIN.module() else { return };
     const SIDE: usize = 24;
     let x: Vec<u32> = (0..(SIDE * SIDE) as u32).map(|i| i * 7 % 1000).collect();
     let mut gpu = Gpu::new(Config::default());
