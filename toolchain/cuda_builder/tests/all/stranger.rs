@@ -79,7 +79,7 @@ fn sysroot() -> PathBuf {
 fn no_sources() -> bool {
     let missing = !sysroot().join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file();
     if missing {
-        eprintln!("SKIPPED: a stranger's project (the sources of `core` are missing)");
+        extent::skipped("a stranger's project (the sources of `core` are missing)");
     }
     missing
 }
