@@ -10,7 +10,7 @@ use std::path::Path;
 #[test]
 fn shuffles_are_not_copied_into_branches() {
     let crate_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convergence");
-    let builder = CudaBuilder::new(crate_path).out_dir(env!("CARGO_TARGET_TMPDIR"));
+    let builder = CudaBuilder::new(crate_path).out_dir(crate::FOLDER);
     let levels = [OptLevel::O3, OptLevel::O1, OptLevel::O2, OptLevel::Size, OptLevel::MinSize];
     for &level in extent::first_of(1, &levels, "levels of optimisation at which shuffles are counted") {
         let path = match builder.clone().opt_level(level).build() {

@@ -45,10 +45,7 @@ impl Project {
     fn cargo(&self) -> Command {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.arg("run").current_dir(&self.root);
-        cargo.env(
-            "CARGO_TARGET_DIR",
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join("strangers/the target folder"),
-        );
+        cargo.env("CARGO_TARGET_DIR", crate::FOLDER);
         cargo.env_remove("CUDA_BUILDER_PREBUILT");
         cargo.envs([("CARGO_INCREMENTAL", "0"), ("CARGO_PROFILE_DEV_DEBUG", "false")]); // less to compile, of what is not tested
         cargo
@@ -139,12 +136,13 @@ fn the_manifest_may_rename_and_move_the_library() {
     assert!(ok && project.ptx().contains(".entry plus("), "{stderr}");
 
     // an earlier state of dependencies or flags, which cargo still has, must not bring another state's PTX
-    project.edit("build.rs", ".copy_to", ".arch(cuda_builder::NvvmArch::Compute75).copy_to");
+    let lines = ".debug(cuda_builder::DebugInfo::LineTables)";
+    project.edit("build.rs", ".copy_to", &format!("{lines}.copy_to"));
     let (ok, _, stderr) = run(&mut project.cargo());
-    assert!(ok && project.ptx().contains(".target sm_75"), "{stderr}");
-    project.edit("build.rs", ".arch(cuda_builder::NvvmArch::Compute75)", "");
+    assert!(ok && project.ptx().contains("\t.loc\t"), "{stderr}");
+    project.edit("build.rs", lines, "");
     let (ok, _, stderr) = run(&mut project.cargo());
-    assert!(ok && project.ptx().contains(".target sm_61"), "{stderr}");
+    assert!(ok && !project.ptx().contains("\t.loc\t"), "{stderr}");
 }
 
 #[test]
@@ -265,7 +263,7 @@ mod newer {
     /// The tests' own rustc, changed by two environment variables: `FORGET`, a pattern of CPUs that it does not list, and
     /// `SYSROOT`. All tests share the file, or cargo would compile everything again for each.
     fn rustc() -> PathBuf {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("strangers/rustc");
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("a stranger's rustc");
         let real = sysroot().join("bin/rustc");
         let body = format!(
             "real='{}'\ncase \"$*\" in\n*target-cpus*) \"$real\" \"$@\" | grep -v \"${{FORGET:-nothing}}\"; exit;;\n\

@@ -24,6 +24,9 @@ pub static PLACES: Variant =
 pub static TEXTS: Variant =
     Variant::new("with texts of panics", |builder| builder.features(["panic-text", "text"]));
 
+/// Where all tests that compile for the GPU do so: `core` is compiled once for each set of options, which takes longer than the kernels.
+const FOLDER: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/the target folder");
+
 /// A way to compile the GPU crate.
 pub struct Variant {
     what: &'static str,
@@ -43,7 +46,7 @@ impl Variant {
     pub fn text(&self) -> Option<&str> {
         let build = || {
             let builder = CudaBuilder::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu"));
-            let path = (self.options)(builder).out_dir(env!("CARGO_TARGET_TMPDIR")).build()?;
+            let path = (self.options)(builder).out_dir(FOLDER).build()?;
             Ok(std::fs::read_to_string(path).expect("just written"))
         };
         match self.text.get_or_init(build) {
