@@ -166,7 +166,7 @@ fn over<R: StoredRows>(
     if problem.batch * problem.num_q_heads * problem.q_len == 0 {
         return Ok(());
     }
-    let queries: Box<dyn StoredRows> = with_float!(q.dtype(), T => Box::new(slice::<T>(q)?));
+    let queries = stored(KvView::plain(q))?;
     let heads = problem.batch * problem.num_q_heads;
     let blocks = problem.q_len.div_ceil(QUERIES);
     let mut rows = vec![Vec::new(); heads * blocks];
