@@ -41,7 +41,7 @@ fn a_report_has_every_part_and_says_nothing_of_its_place() {
     let found = json(&file);
     assert_eq!(found["environment"]["gpu"]["name"], "Virtual Tesla P40");
     assert_eq!(found["validate"]["passed"], true);
-    // how many there is time for, and how many tokens, is a matter of the machine
+    // how many there is time for is a matter of the machine
     assert!(count(&found, "/validate/cases") > 0);
     assert!(count(&found, "/bench/cases") > 0);
     assert_eq!(count(&found, "/estimates/cases"), count(&found, "/bench/cases"));
@@ -55,7 +55,7 @@ fn a_report_has_every_part_and_says_nothing_of_its_place() {
         assert_eq!(probe["measured_clocks"], Value::Null, "the virtual GPU has no clock: {probe}");
     }
     assert_eq!(found["model"]["message"], Value::Null);
-    assert!(found["model"]["measured"]["decode_tokens"].as_u64() > Some(0), "{}", found["model"]);
+    assert!(found["model"]["measured"]["decode_tokens"].as_u64() > Some(10), "{}", found["model"]);
     assert!(found["seconds_taken"].as_f64() > Some(0.0), "{}", found["seconds_taken"]);
 
     let page = fs::read_to_string(folder.path().join("pascaline-report.md")).expect("the page");
