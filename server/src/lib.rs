@@ -47,6 +47,7 @@ mod responses;
 mod rule;
 mod server;
 mod state;
+mod stop;
 mod stream;
 mod system;
 mod tool;
@@ -59,9 +60,10 @@ pub mod worker;
 pub use account::{Charge, default_memory};
 pub use images::fetch_picture;
 pub use limits::Limits;
-pub use listen::{End, Stop, run};
+pub use listen::{End, run};
 pub use model::Config;
 pub use models::{Loaded, Served, Source};
+pub use stop::Stop;
 
 /// Parses request bodies without a server: for tests.
 pub struct Reader {

@@ -7,6 +7,7 @@ use super::left::left;
 use super::model::Config;
 use super::models::Served;
 use super::server::Server;
+use super::stop::{Stop, Stops};
 use super::system::return_freed;
 use super::worker::Health;
 use hyper::Request;
@@ -22,7 +23,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout};
 
 /// Timeout for a request's headers, and for the next request of a connection.
@@ -36,41 +36,6 @@ const MOMENT: Duration = Duration::from_secs(2);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Timeout at shutdown for the step in progress.
 const LAST_STEP: Duration = Duration::from_secs(5);
-
-/// The signal that stops a server.
-pub enum Stop {
-    /// SIGINT or SIGTERM; on Windows, Ctrl-C.
-    Signals,
-    /// A message on this channel.
-    Messages(UnboundedReceiver<()>),
-}
-
-impl Stop {
-    async fn next(&mut self) -> io::Result<()> {
-        match self {
-            Self::Signals => signal().await,
-            Self::Messages(receiver) => match receiver.recv().await {
-                Some(()) => Ok(()),
-                None => std::future::pending().await, // the sender is gone: nothing stops it
-            },
-        }
-    }
-}
-
-#[cfg(unix)]
-async fn signal() -> io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        _ = interrupt.recv() => Ok(()),
-        _ = terminate.recv() => Ok(()),
-    }
-}
-
-#[cfg(not(unix))]
-async fn signal() -> io::Result<()> {
-    tokio::signal::ctrl_c().await
-}
 
 /// How a server ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +73,9 @@ pub fn run(listener: TcpListener, served: impl Into<Served>, config: Config, sto
     end
 }
 
-async fn serve(listener: TcpListener, server: Arc<Server>, mut stop: Stop) -> io::Result<End> {
+async fn serve(listener: TcpListener, server: Arc<Server>, stop: Stop) -> io::Result<End> {
+    // before the first answer: who gets one may end the server
+    let mut stops = Stops::new(stop)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let router = app::router(Arc::clone(&server));
     let (graceful, mut health) = (GracefulShutdown::new(), server.models.health());
@@ -184,13 +151,13 @@ async fn serve(listener: TcpListener, server: Arc<Server>, mut stop: Stop) -> io
             // new requests still arrive, and are refused
             return Ok(last_words(&listener, &router, reason).await);
         }
-        stopped = stop.next() => stopped?,
+        () = stops.next() => {}
     }
     drop(listener);
     server.models.drain();
     let all_ended = tokio::select! {
         ended = timeout(server.config.grace, graceful.shutdown()) => ended.is_ok(),
-        stopped = stop.next() => stopped.map(|()| false)?,
+        () = stops.next() => false,
     };
     let gauges = server.models.gauges();
     Ok(match server.models.health().borrow().clone() {
