@@ -1,6 +1,6 @@
 //! An OpenAI-compatible HTTP server for Qwen3-VL, with a web page for chat.
 //!
-//! The files in the order in which a request goes through them: `listen` accepts its `connection`, for which `admission` has
+//! The files in the order in which a request goes through them: `listen` accepts its `connection` until `stop` says otherwise, for which `admission` has
 //! a place, `app` routes it if `visitors` lets it in, `server` reads it, `models` has the model that it names, `json` and `request` parse its body, `images` gets its pictures and
 //! `videos` their frames,
 //! `prepare` makes its prompt, [`worker`] puts it into the `queue` of the replica that `balance` chooses, `replica` computes, `answer`

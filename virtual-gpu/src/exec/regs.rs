@@ -1,6 +1,7 @@
 //! The register files of one warp: rows of 32 lanes.
 
 use std::collections::HashMap;
+use std::ops::{BitAnd, BitXor};
 
 use crate::ptx::inst::{NEG, Row};
 
@@ -57,42 +58,76 @@ impl Regs {
     }
 }
 
-/// A value type with its place in the register files.
+/// A value type with its place in the register files. The loops of `map1` to `map3` read registers and write bits: each loop more is
+/// compiled for some hundred instructions, in the largest function of the crate.
 pub(crate) trait Scalar: Copy + Default {
-    fn load(r: &Regs, row: Row) -> [Self; LANES];
-    fn store(r: &mut Regs, row: Row, v: &[Self; LANES], mask: u32);
+    type Bits: Copy + Default;
+
+    fn row(r: &Regs, row: Row) -> &[Self::Bits; LANES];
+    fn store_bits(r: &mut Regs, row: Row, bits: &[Self::Bits; LANES], mask: u32);
+    fn from_bits(bits: Self::Bits) -> Self;
+    fn into_bits(self) -> Self::Bits;
+
+    #[inline(always)]
+    fn load(r: &Regs, row: Row) -> [Self; LANES] {
+        let bits = Self::row(r, row);
+        let mut out = [Self::default(); LANES];
+        for i in 0..LANES {
+            out[i] = Self::from_bits(bits[i]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn store(r: &mut Regs, row: Row, v: &[Self; LANES], mask: u32) {
+        let mut bits = [Self::Bits::default(); LANES];
+        for i in 0..LANES {
+            bits[i] = v[i].into_bits();
+        }
+        Self::store_bits(r, row, &bits, mask);
+    }
+}
+
+/// Stores to the lanes of `mask`. `extend` extends an integer's sign to a register's width.
+#[inline(always)]
+fn store_some<T>(to: &mut [T; LANES], from: &[T; LANES], mask: u32, extend: impl Fn(i32) -> T)
+where
+    T: Copy + BitAnd<Output = T> + BitXor<Output = T>,
+{
+    for i in 0..LANES {
+        let chosen = extend(-i32::from(mask & 1 << i != 0));
+        to[i] = to[i] ^ ((to[i] ^ from[i]) & chosen);
+    }
 }
 
 macro_rules! scalar {
     ($t:ty, $row:ident, $row_mut:ident, $bits:ty, |$x:ident| $from:expr, |$y:ident| $to:expr) => {
         impl Scalar for $t {
+            type Bits = $bits;
+
             #[inline(always)]
-            fn load(r: &Regs, row: Row) -> [Self; LANES] {
-                let bits = r.$row(row);
-                let mut out = [Self::default(); LANES];
-                for i in 0..LANES {
-                    let $x: $bits = bits[i];
-                    out[i] = $from;
-                }
-                out
+            fn row(r: &Regs, row: Row) -> &[$bits; LANES] {
+                r.$row(row)
             }
 
             #[inline(always)]
-            fn store(r: &mut Regs, row: Row, v: &[Self; LANES], mask: u32) {
-                let bits = r.$row_mut(row);
-                if mask == FULL {
-                    for i in 0..LANES {
-                        let $y = v[i];
-                        bits[i] = $to;
-                    }
-                } else {
-                    for i in 0..LANES {
-                        let $y = v[i];
-                        let new: $bits = $to;
-                        let keep = ((mask >> i & 1) as $bits).wrapping_sub(1);
-                        bits[i] = (bits[i] & keep) | (new & !keep);
-                    }
+            fn store_bits(r: &mut Regs, row: Row, bits: &[$bits; LANES], mask: u32) {
+                let to = r.$row_mut(row);
+                match mask {
+                    FULL => *to = *bits,
+                    _ => store_some(to, bits, mask, |x| x as $bits),
                 }
+            }
+
+            #[inline(always)]
+            fn from_bits($x: $bits) -> Self {
+                $from
+            }
+
+            #[inline(always)]
+            fn into_bits(self) -> $bits {
+                let $y = self;
+                $to
             }
         }
     };
@@ -121,12 +156,12 @@ pub(crate) fn store_wide(r: &mut Regs, row: Row, wide: bool, v: &[u64; LANES], m
 
 #[inline(always)]
 pub(crate) fn map1<A: Scalar, D: Scalar>(r: &mut Regs, d: Row, a: Row, mask: u32, f: impl Fn(A) -> D) {
-    let x = A::load(r, a);
-    let mut out = [D::default(); LANES];
+    let x = A::row(r, a);
+    let mut out = [D::Bits::default(); LANES];
     for i in 0..LANES {
-        out[i] = f(x[i]);
+        out[i] = f(A::from_bits(x[i])).into_bits();
     }
-    D::store(r, d, &out, mask);
+    D::store_bits(r, d, &out, mask);
 }
 
 #[inline(always)]
@@ -136,12 +171,12 @@ pub(crate) fn map2<A: Scalar, B: Scalar, D: Scalar>(
     mask: u32,
     f: impl Fn(A, B) -> D,
 ) {
-    let (x, y) = (A::load(r, a), B::load(r, b));
-    let mut out = [D::default(); LANES];
+    let (x, y) = (A::row(r, a), B::row(r, b));
+    let mut out = [D::Bits::default(); LANES];
     for i in 0..LANES {
-        out[i] = f(x[i], y[i]);
+        out[i] = f(A::from_bits(x[i]), B::from_bits(y[i])).into_bits();
     }
-    D::store(r, d, &out, mask);
+    D::store_bits(r, d, &out, mask);
 }
 
 #[inline(always)]
@@ -151,21 +186,21 @@ pub(crate) fn map3<A: Scalar, B: Scalar, C: Scalar, D: Scalar>(
     mask: u32,
     f: impl Fn(A, B, C) -> D,
 ) {
-    let (x, y, z) = (A::load(r, a), B::load(r, b), C::load(r, c));
-    let mut out = [D::default(); LANES];
+    let (x, y, z) = (A::row(r, a), B::row(r, b), C::row(r, c));
+    let mut out = [D::Bits::default(); LANES];
     for i in 0..LANES {
-        out[i] = f(x[i], y[i], z[i]);
+        out[i] = f(A::from_bits(x[i]), B::from_bits(y[i]), C::from_bits(z[i])).into_bits();
     }
-    D::store(r, d, &out, mask);
+    D::store_bits(r, d, &out, mask);
 }
 
 /// A test in all lanes: bit l is lane l's result.
 #[inline(always)]
 pub(crate) fn test2<A: Scalar>(r: &Regs, a: Row, b: Row, f: impl Fn(A, A) -> bool) -> u32 {
-    let (x, y) = (A::load(r, a), A::load(r, b));
+    let (x, y) = (A::row(r, a), A::row(r, b));
     let mut out = 0;
     for i in 0..LANES {
-        out |= (f(x[i], y[i]) as u32) << i;
+        out |= (f(A::from_bits(x[i]), A::from_bits(y[i])) as u32) << i;
     }
     out
 }
