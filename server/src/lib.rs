@@ -1,7 +1,7 @@
 //! An OpenAI-compatible HTTP server for Qwen3-VL, with a web page for chat.
 //!
-//! The files in the order in which a request goes through them: `listen` accepts its `connection` until `stop` says otherwise, for which `admission` has
-//! a place, `app` routes it if `visitors` lets it in, `server` reads it, `models` has the model that it names, `json` and `request` parse its body, `images` gets its pictures and
+//! The files in the order in which a request goes through them: `listen` accepts its `connection`, for which `admission` has
+//! a place, until `stop` ends the server, `app` routes it if `visitors` lets it in, `server` reads it, `models` has the model that it names, `json` and `request` parse its body, `images` gets its pictures and
 //! `videos` their frames,
 //! `prepare` makes its prompt, [`worker`] puts it into the `queue` of the replica that `balance` chooses, `replica` computes, `answer`
 //! collects events, `reply` formats them as OpenAI does and `stream` sends them; `embed` answers with vectors and scores. All the while `account` has its memory; `lanes` runs the work that

@@ -1,7 +1,6 @@
 //! The register files of one warp: rows of 32 lanes.
 
 use std::collections::HashMap;
-use std::ops::{BitAnd, BitXor};
 
 use crate::ptx::inst::{NEG, Row};
 
@@ -88,18 +87,6 @@ pub(crate) trait Scalar: Copy + Default {
     }
 }
 
-/// Stores to the lanes of `mask`. `extend` extends an integer's sign to a register's width.
-#[inline(always)]
-fn store_some<T>(to: &mut [T; LANES], from: &[T; LANES], mask: u32, extend: impl Fn(i32) -> T)
-where
-    T: Copy + BitAnd<Output = T> + BitXor<Output = T>,
-{
-    for i in 0..LANES {
-        let chosen = extend(-i32::from(mask & 1 << i != 0));
-        to[i] = to[i] ^ ((to[i] ^ from[i]) & chosen);
-    }
-}
-
 macro_rules! scalar {
     ($t:ty, $row:ident, $row_mut:ident, $bits:ty, |$x:ident| $from:expr, |$y:ident| $to:expr) => {
         impl Scalar for $t {
@@ -113,9 +100,13 @@ macro_rules! scalar {
             #[inline(always)]
             fn store_bits(r: &mut Regs, row: Row, bits: &[$bits; LANES], mask: u32) {
                 let to = r.$row_mut(row);
-                match mask {
-                    FULL => *to = *bits,
-                    _ => store_some(to, bits, mask, |x| x as $bits),
+                if mask == FULL {
+                    *to = *bits;
+                } else {
+                    for i in 0..LANES {
+                        let keep = ((mask >> i & 1) as $bits).wrapping_sub(1);
+                        to[i] = (to[i] & keep) | (bits[i] & !keep);
+                    }
                 }
             }
 
