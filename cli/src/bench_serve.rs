@@ -5,6 +5,7 @@ use super::bench::Args;
 use super::failure::Failure;
 use super::screen::{Screen, Style};
 use super::table::{Cell, Column};
+use qwen3_vl::json::parse;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -141,7 +142,7 @@ impl<'a> Target<'a> {
         let response =
             self.request("GET", "/v1/models").call().map_err(|error| unknown(error.to_string()))?;
         let text = response.into_string().map_err(|error| unknown(error.to_string()))?;
-        let models: Value = serde_json::from_str(&text).map_err(|error| unknown(error.to_string()))?;
+        let models = parse(text.as_bytes()).map_err(|error| unknown(error.to_string()))?;
         let name = models["data"][0]["id"].as_str();
         name.map(str::to_owned).ok_or_else(|| unknown("it names no model".to_owned()))
     }
@@ -211,7 +212,7 @@ impl<'a> Target<'a> {
             if data == "[DONE]" {
                 return Ok(answer);
             }
-            let event: Value = serde_json::from_str(data).map_err(|error| error.to_string())?;
+            let event = parse(data.as_bytes()).map_err(|error| error.to_string())?;
             if event["error"].is_object() {
                 return Err(sentence(&event).to_owned());
             }
@@ -235,7 +236,7 @@ impl<'a> Target<'a> {
 fn why(error: ureq::Error) -> String {
     match error {
         ureq::Error::Status(status, response) => {
-            let body = response.into_string().ok().and_then(|text| serde_json::from_str(&text).ok());
+            let body = response.into_string().ok().and_then(|text| parse(text.as_bytes()).ok());
             format!("{status}, {}", sentence(&body.unwrap_or_default()))
         }
         ureq::Error::Transport(error) => error.to_string(),

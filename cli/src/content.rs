@@ -5,6 +5,7 @@ use super::files::note_input;
 use super::source::{image, is_stdin, video};
 use qwen3_vl::Visual;
 use qwen3_vl::embed::Content;
+use qwen3_vl::json;
 use qwen3_vl::video::FrameSampling;
 use serde_json::{Map, Value};
 use std::fs::File;
@@ -96,7 +97,7 @@ pub(super) fn lines(
             _ if line.trim_ascii().is_empty() => continue,
             _ => {}
         }
-        let value = serde_json::from_slice(&line).map_err(|error| failed(error.to_string()))?;
+        let value = json::parse(&line).map_err(|error| failed(error.to_string()))?;
         let fields = match value {
             Value::String(text) => field("text", &text),
             Value::Object(fields) => fields,

@@ -5,7 +5,7 @@ use super::failure::Failure;
 use super::files::note_input;
 use super::model::ModelArgs;
 use super::output::Output;
-use qwen3_vl::embed::shortened;
+use qwen3_vl::embed::{shortened, similarity};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fs::File;
@@ -116,13 +116,9 @@ fn read_stored(file: &PathBuf) -> Result<Vec<Stored>, Failure> {
     let mut stored = Vec::new();
     lines(&name, BufReader::new(opened), |mut fields| {
         let list = fields.remove("embedding");
-        let numbers = list.as_ref().and_then(Value::as_array).map(|list| list.iter().map(Value::as_f64));
-        let vector: Option<Vec<f32>> = numbers.and_then(|mut numbers| {
-            numbers.try_fold(Vec::new(), |mut vector, number| {
-                vector.push(number? as f32);
-                Some(vector)
-            })
-        });
+        let numbers = list.as_ref().and_then(Value::as_array);
+        let number = |value: &Value| value.as_f64().map(|value| value as f32);
+        let vector = numbers.and_then(|list| list.iter().map(number).collect::<Option<Vec<f32>>>());
         let vector = vector.ok_or_else(|| Failure::Failed("it has no embedding".into()))?;
         fields.remove("tokens");
         stored.push(Stored { fields, vector });
@@ -138,10 +134,8 @@ fn say_nearest(stored: &[Stored], vector: &[f32], top: usize, output: &Output) -
             "the stored embeddings have {found} numbers, these {wanted}; --dimensions makes them equal"
         )));
     }
-    let product = |line: &Stored| {
-        line.vector.iter().zip(vector).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
-    };
-    let mut scored: Vec<(f64, &Stored)> = stored.iter().map(|line| (product(line), line)).collect();
+    let scored = stored.iter().map(|line| Ok((similarity(&line.vector, vector)?, line)));
+    let mut scored = scored.collect::<Result<Vec<(f64, &Stored)>, Failure>>()?;
     scored.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     for (score, line) in scored.into_iter().take(top) {
         let mut fields = line.fields.clone();

@@ -78,8 +78,6 @@ mod published;
 mod quantize;
 #[cfg(feature = "convert")]
 mod random_model;
-#[cfg(feature = "convert")]
-mod random_values;
 #[cfg(feature = "report")]
 mod report;
 mod rerank;

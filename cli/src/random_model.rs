@@ -9,11 +9,11 @@ use super::model::check_directory;
 use super::output::Output;
 use super::published::Size;
 use super::quantize::mixes;
-use super::random_values::{Fill, generate};
 use super::screen::Screen;
 use super::unfinished;
 use qwen3_vl::config::{Config, PUBLISHED_PIXELS, PreprocessorConfig, seeing};
-use qwen3_vl::gguf::{GgmlType, Mix, text_plan, vision_plan};
+use qwen3_vl::gguf::{Fill, GgmlType, Mix, RandomValues, text_plan, vision_plan};
+use qwen3_vl::json::parse;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -104,7 +104,7 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
 /// A JSON file with some of its fields changed.
 pub(super) fn changed(from: &Path, changes: Value) -> Result<Vec<u8>, Failure> {
     let bytes = read_input(from, MAX_SMALL).map_err(|error| cannot("read", from, &error))?;
-    let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| cannot("read", from, &error))?;
+    let mut value = parse(&bytes).map_err(|error| cannot("read", from, &error))?;
     merge(&mut value, changes);
     Ok(value.to_string().into_bytes())
 }
@@ -164,7 +164,7 @@ pub(super) fn write_gguf(
         let mut file = GgufFile::create(to, plan, replace)?;
         for tensor in &plan.tensors {
             let fill = Fill::for_tensor(&tensor.published, &tensor.shape);
-            generate(tensor.ty, tensor.shape.iter().product(), fill, seed, |bytes| {
+            RandomValues::new(tensor.ty, fill, seed)?.each(tensor.shape.iter().product(), |bytes| {
                 file.write(bytes)?;
                 proceed(before + file.bytes(), total)
             })?;
@@ -221,7 +221,7 @@ fn write_weights(
     write(header.as_bytes())?;
     for (seed, (name, shape)) in tensors.iter().enumerate() {
         let fill = Fill::for_tensor(name, shape);
-        generate(GgmlType::BF16, shape.iter().product(), fill, seed as u64, &mut write)?;
+        RandomValues::new(GgmlType::BF16, fill, seed as u64)?.each(shape.iter().product(), &mut write)?;
     }
     screen.finish();
     Ok(at / 2)

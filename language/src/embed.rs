@@ -116,6 +116,22 @@ pub fn shortened(vector: &[f32], dimensions: usize) -> Result<Vec<f32>> {
     Ok(normalized(beginning))
 }
 
+/// The scalar product of two embeddings, from -1 to 1: how near their meanings are.
+///
+/// # Errors
+/// [`Error::Unsupported`] if they have different lengths.
+pub fn similarity(a: &[f32], b: &[f32]) -> Result<f64> {
+    if a.len() != b.len() {
+        return Err(Error::Unsupported {
+            op: "similarity",
+            argument: "b",
+            value: format!("an embedding of {} numbers", b.len()),
+            reason: format!("the other has {}; both must be of one model, and shortened alike", a.len()),
+        });
+    }
+    Ok(a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum())
+}
+
 fn normalized(vector: &[f32]) -> Vec<f32> {
     let length = vector.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
     vector.iter().map(|&value| (f64::from(value) / length.max(f64::MIN_POSITIVE)) as f32).collect()
@@ -223,6 +239,13 @@ mod tests {
         assert_eq!(system("Find it!"), text("Find it!"));
         assert_eq!(system("找到它。"), text("找到它。"));
         assert_eq!(system("1 + 1 ="), text("1 + 1 =."));
+    }
+
+    #[test]
+    fn near_meanings_have_a_large_product() {
+        let (a, b) = (normalized(&[3.0, 4.0]), normalized(&[4.0, 3.0]));
+        assert!((similarity(&a, &b).unwrap() - 0.96).abs() < 1e-7);
+        assert!(similarity(&a, &b[..1]).is_err());
     }
 
     #[test]

@@ -44,6 +44,11 @@ pub fn read_text(file: &Path, limit: u64) -> Result<String> {
     String::from_utf8(read_bytes(file, limit)?).map_err(|_| bad(file, None, "not UTF-8"))
 }
 
+/// Parses any JSON document. (The parser is generic: a crate that calls it from here does not compile its own.)
+pub fn parse(bytes: &[u8]) -> serde_json::Result<Value> {
+    serde_json::from_slice(bytes)
+}
+
 /// As [`parse_object`], at most `limit` bytes of it.
 pub fn read_object(file: &Path, limit: u64) -> Result<Map<String, Value>> {
     parse_object(file, &read_bytes(file, limit)?)
@@ -51,7 +56,7 @@ pub fn read_object(file: &Path, limit: u64) -> Result<Map<String, Value>> {
 
 /// Parses a JSON document whose outermost value is an object. (serde_json limits the depth to 128.)
 pub fn parse_object(file: &Path, bytes: &[u8]) -> Result<Map<String, Value>> {
-    match serde_json::from_slice(bytes) {
+    match parse(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(bad(file, None, "not a JSON object")),
         Err(error) => Err(bad(file, None, format!("not JSON: {error}"))),

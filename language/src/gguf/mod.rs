@@ -11,6 +11,7 @@
 //! | shards     | the files of a split model as one, and reading their tensors            |
 //! | encode     | f32 → blocks                                                            |
 //! | plan       | the layout of a file to be written, before any value is known           |
+//! | random     | random values in every type, for models that are only timed             |
 //!
 //! The types of tensors and their blocks are the library's (`kernels-gpu/src/quant/formats`); `gguf_model` says what a model's keys
 //! and tensors are.
@@ -22,6 +23,7 @@ mod container;
 mod encode;
 mod metadata;
 mod plan;
+mod random;
 mod shards;
 
 pub use container::{Container, TensorInfo};
@@ -29,6 +31,7 @@ pub use encode::encode;
 pub use metadata::{Array, Metadata, Value};
 pub use pascaline::quant::{DeviceStorage, GgmlType, dequantize_blocks as dequantize};
 pub use plan::{Field, Plan, PlannedTensor};
+pub use random::{Fill, RandomValues};
 pub use shards::Gguf;
 
 pub(crate) use shards::is_later_part;

@@ -1,8 +1,8 @@
 //! Random weights in every type, generated on all cores, so that the disk limits the speed of writing them.
 
-use super::failure::Failure;
+use super::{GgmlType, dequantize, encode};
 use half::f16;
-use qwen3_vl::gguf::{GgmlType, dequantize, encode};
+use pascaline::{Device, Result};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rayon::prelude::*;
@@ -16,7 +16,7 @@ const BATCH: usize = 128;
 
 /// The distribution of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Fill {
+pub enum Fill {
     /// Like a norm's weight or a bias before training.
     Constant(f32),
     /// Like a matrix before training.
@@ -33,26 +33,47 @@ impl Fill {
     }
 }
 
-/// Calls a function with the bytes of `values` values in order, chunk by chunk. The same `seed` gives the same bytes.
-pub(super) fn generate(
+/// The values of one tensor in a type. The same `seed` gives the same bytes.
+pub struct RandomValues {
     ty: GgmlType,
-    values: usize,
-    fill: Fill,
+    pattern: Pattern,
     seed: u64,
-    mut write: impl FnMut(&[u8]) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    let pattern = Pattern::new(ty, fill)?;
-    let mut buffer = vec![0; ty.bytes(values.min(BATCH * PIECE))];
-    for (batch, start) in (0..values).step_by(BATCH * PIECE).enumerate() {
-        let bytes = &mut buffer[..ty.bytes((values - start).min(BATCH * PIECE))];
-        bytes.par_chunks_mut(ty.bytes(PIECE)).enumerate().for_each(|(piece, bytes)| {
-            let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            rng.set_stream((batch * BATCH + piece) as u64);
-            pattern.fill(&mut rng, bytes);
-        });
-        write(bytes)?;
+}
+
+impl RandomValues {
+    /// Values of a type, from a seed.
+    ///
+    /// # Errors
+    /// As [`encode`].
+    pub fn new(ty: GgmlType, fill: Fill, seed: u64) -> Result<Self> {
+        Ok(Self { ty, pattern: Pattern::new(ty, fill)?, seed })
     }
-    Ok(())
+
+    /// Calls a function with the bytes of the first `count` values in order, chunk by chunk, until it fails.
+    ///
+    /// # Errors
+    /// Those of the function.
+    pub fn each<E>(
+        &self,
+        count: usize,
+        mut write: impl FnMut(&[u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let mut buffer = vec![0; self.ty.bytes(count.min(BATCH * PIECE))];
+        for (batch, start) in (0..count).step_by(BATCH * PIECE).enumerate() {
+            let bytes = &mut buffer[..self.ty.bytes((count - start).min(BATCH * PIECE))];
+            self.generate(batch, bytes);
+            write(bytes)?;
+        }
+        Ok(())
+    }
+
+    fn generate(&self, batch: usize, bytes: &mut [u8]) {
+        bytes.par_chunks_mut(self.ty.bytes(PIECE)).enumerate().for_each(|(piece, bytes)| {
+            let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+            rng.set_stream((batch * BATCH + piece) as u64);
+            self.pattern.fill(&mut rng, bytes);
+        });
+    }
 }
 
 /// How random bytes become values of a type.
@@ -67,8 +88,8 @@ enum Pattern {
 }
 
 impl Pattern {
-    fn new(ty: GgmlType, fill: Fill) -> Result<Self, Failure> {
-        let encoded = |values: &[f32]| encode(ty, values, [1, values.len()], &pascaline::Device::Cpu);
+    fn new(ty: GgmlType, fill: Fill) -> Result<Self> {
+        let encoded = |values: &[f32]| encode(ty, values, [1, values.len()], &Device::Cpu);
         Ok(match fill {
             Fill::Constant(value) => Self::Constant(encoded(&[value])?),
             Fill::Random if !ty.is_quantized() => {
@@ -131,13 +152,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_have_the_deviation_in_every_type() -> Result<(), Failure> {
+    fn values_have_the_deviation_in_every_type() -> Result<()> {
         for ty in GgmlType::ALL {
             let count = PIECE + 512;
             let (mut bytes, mut values) = (Vec::new(), vec![f32::NAN; count]);
-            generate(ty, count, Fill::Random, 1, |piece| {
+            RandomValues::new(ty, Fill::Random, 1)?.each(count, |piece| {
                 bytes.extend(piece);
-                Ok(())
+                Result::Ok(())
             })?;
             dequantize(ty, &bytes, &mut values);
             let mean = values.iter().sum::<f32>() / count as f32;
