@@ -2,7 +2,8 @@
 
 use super::environment::is_virtual;
 use super::measure::{COPY_BYTES, Clock, Way, copy_rate, copy_times};
-use gemm::Parallelism;
+use gemm_common::Parallelism;
+use gemm_f32::gemm::f32::get_gemm_fn;
 use pascaline::cuda::{CudaDevice, Properties};
 use pascaline::internals::peak::{Instruction, Peak, launch_nothing};
 use pascaline::{Device, Error, Result};
@@ -123,11 +124,11 @@ fn cpu_gemm(clock: &mut Clock) -> Result<Ceiling> {
     let n = GEMM_N;
     let (a, b, mut c) = (vec![0.5f32; n * n], vec![0.25f32; n * n], vec![0.0f32; n * n]);
     let way: Way = Box::new(|| {
-        let (rows, columns) = (n as isize, 1);
-        // SAFETY: each matrix is a row-major n × n vector of its own, so every address of the strides is inside it,
+        let (rows, columns) = (1, n as isize);
+        // SAFETY: each matrix is a column-major n × n vector of its own, so every address of the strides is inside it,
         // and `c` overlaps neither input.
         unsafe {
-            gemm::gemm(
+            get_gemm_fn()(
                 n,
                 n,
                 n,
@@ -152,7 +153,7 @@ fn cpu_gemm(clock: &mut Clock) -> Result<Ceiling> {
         Ok(())
     });
     let per_second = 2.0 * (n * n * n) as f64 / best(clock, way)?;
-    Ok(Ceiling { name: "gemm", what: "the gemm crate, f32, 1024 × 1024 × 1024".into(), per_second })
+    Ok(Ceiling { name: "gemm", what: "the gemm-f32 crate, 1024 × 1024 × 1024".into(), per_second })
 }
 
 /// The peak rate of a GPU's memory, measured by a device copy.

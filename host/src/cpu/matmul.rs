@@ -1,4 +1,4 @@
-//! Matrix products by the `gemm` crate, which takes any strides. f16 is converted panel by panel and multiplied in f32. A
+//! Matrix products by the `gemm-f32` crate, which takes any strides. f16 is converted panel by panel and multiplied in f32. A
 //! product of few rows with a matrix whose columns are contiguous reads that matrix once, column by column.
 
 use super::{slice, slice_mut};
@@ -7,7 +7,8 @@ use crate::parallel::{InTasks, release_team};
 use crate::problem::activate::Epilogue;
 use crate::problem::matmul::{Matmul, MatrixStrides, Problem};
 use crate::{DType, Element, Result, Tensor, TensorMut};
-use gemm::Parallelism;
+use gemm_common::Parallelism;
+use gemm_f32::gemm::f32::get_gemm_fn;
 use half::f16;
 use rayon::prelude::*;
 
@@ -81,23 +82,24 @@ fn product(
         }
         false => Parallelism::None,
     };
+    // the crate's kernels write columns, so this is cᵀ = bᵀ·aᵀ
     // SAFETY: all elements that the sizes and strides reach are inside the slices (asserted above), and c is borrowed
     // mutably, so it overlaps neither input. gemm swaps the names of alpha and beta.
     unsafe {
-        gemm::gemm(
-            m,
+        get_gemm_fn()(
             n,
+            m,
             k,
             c.as_mut_ptr(),
-            1,
             ldc as isize,
+            1,
             beta != 0.0,
-            a.as_ptr(),
-            a_strides.column as isize,
-            a_strides.row as isize,
             b.as_ptr(),
-            b_strides.column as isize,
             b_strides.row as isize,
+            b_strides.column as isize,
+            a.as_ptr(),
+            a_strides.row as isize,
+            a_strides.column as isize,
             beta,
             alpha,
             false,
