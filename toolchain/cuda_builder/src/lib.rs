@@ -453,7 +453,7 @@ impl CudaBuilder {
                 cargo.env("__CARGO_TESTS_ONLY_SRC_ROOT", sources);
             }
         }
-        cargo.args(["--", "--emit=asm,llvm-ir"]);
+        cargo.args(["--", "--emit=asm,llvm-ir"]).args(self.options.crate_arguments());
         let needs_attributes = needs_attributes(manifest);
         if needs_attributes {
             cargo.args(

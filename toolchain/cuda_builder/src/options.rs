@@ -76,15 +76,15 @@ impl Options {
         [("CARGO_PROFILE_RELEASE_OPT_LEVEL", level), ("CARGO_PROFILE_RELEASE_DEBUG", debug)]
     }
 
-    /// rustc's arguments.
+    /// rustc's arguments for all crates, `core` among them, of which each set of arguments has its own.
     pub fn rustc_arguments(&self) -> Vec<String> {
-        let contraction = self.fma_contraction.then(|| "-nvptx-fma-level=2".to_owned());
-        let llvm = self.llvm_args.iter().cloned().chain(contraction);
-        self.rustc_args
-            .iter()
-            .cloned()
-            .chain(llvm.map(|argument| format!("-Cllvm-args={argument}")))
-            .collect()
+        let llvm = self.llvm_args.iter().map(|argument| format!("-Cllvm-args={argument}"));
+        self.rustc_args.iter().cloned().chain(llvm).collect()
+    }
+
+    /// Those for the GPU crate alone, with which all machine code is written.
+    pub fn crate_arguments(&self) -> Option<&'static str> {
+        self.fma_contraction.then_some("-Cllvm-args=-nvptx-fma-level=2")
     }
 }
 
