@@ -1,7 +1,7 @@
 //! Experts of a mixture in host memory: what the GPU computes has the same bits, and the CPU's sums are in another order.
 
-use crate::common;
 use crate::common::process::in_own_process;
+use crate::common::{self, extent};
 use pascaline::memory;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error};
@@ -53,7 +53,7 @@ fn kinds(device: &Device) -> Vec<LoadOptions> {
     let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(device) };
     let quantize = |format| LoadOptions { quantize: Some(format), ..usual };
     let kinds = [quantize(Format::Q4K), LoadOptions { dtype: DType::F16, ..usual }, quantize(Format::Q8_0)];
-    common::extent::first_of(1, &kinds, "storage formats of experts").to_vec()
+    extent::first_of(1, &kinds, "storage formats of experts").to_vec()
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn the_most_used_experts_are_in_device_memory() {
         model.trace(&[id], &[], &[], |_, _| {}).unwrap().to_vec().unwrap()
     };
     let places = [ExpertPlacement::Stream, ExpertPlacement::Mixed { cpu_rows: 4 }, ExpertPlacement::Cpu];
-    for &experts in common::extent::first_of(1, &places, "places of experts with slots") {
+    for &experts in extent::first_of(1, &places, "places of experts with slots") {
         let model = load(&device, LoadOptions { cached_experts: 3, ..usual.experts(experts) });
         assert_eq!(model.expert_hits().rate(), None);
         for (id, rounds) in [(7, 3), (300, 7)] {
@@ -124,13 +124,16 @@ fn experts_of_the_cpu_differ_by_rounding_alone() {
     for usual in kinds(&device) {
         let (resident, all) = weighed(&device, usual);
         let want = answer(&resident);
-        for (experts, cached_experts, equal) in [
-            (ExpertPlacement::Cpu, 0, 0),
+        let places = [
             (ExpertPlacement::Cpu, 3, 0),
-            (ExpertPlacement::Mixed { cpu_rows: 7 }, 0, 8),
             (ExpertPlacement::Mixed { cpu_rows: 7 }, 5, 8),
             (ExpertPlacement::Mixed { cpu_rows: 0 }, 0, 1),
-        ] {
+            (ExpertPlacement::Cpu, 0, 0),
+            (ExpertPlacement::Mixed { cpu_rows: 7 }, 0, 8),
+        ];
+        for &(experts, cached_experts, equal) in
+            extent::first_of(3, &places, "places of experts that the CPU computes")
+        {
             let options = LoadOptions { cached_experts, ..usual.experts(experts) };
             let (model, taken) = weighed(&device, options);
             assert!(experts != ExpertPlacement::Cpu || taken < all, "no less device memory");

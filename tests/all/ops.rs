@@ -38,13 +38,19 @@ fn each_shape_once(cases: &[&dyn Case]) -> BTreeSet<String> {
     chosen
 }
 
+/// The floating-point operations of the cases that are as large as they are for a limit of size or for many tiles: a second or more on the
+/// virtual GPU.
+const LARGE: f64 = 3e8;
+
 /// Checks the test cases and reports every failure, not only the first.
 fn run(device: &Device) {
     let cases: Vec<Box<dyn Case>> = testing::cases();
     let tests = cases.iter().map(AsRef::as_ref).filter(|case| case.purpose() == Purpose::Test);
     let mut tests: Vec<&dyn Case> = tests.collect();
     if !extent::all() {
-        let (chosen, all) = (each_shape_once(&tests), tests.len());
+        let all = tests.len();
+        tests.retain(|case| case.flops() < LARGE);
+        let chosen = each_shape_once(&tests);
         tests.retain(|case| chosen.contains(&case.id()));
         extent::left_out(&format!("{} of {all} cases of ops on {device}", all - tests.len()));
     }

@@ -33,7 +33,7 @@ fn count(value: &Value, path: &str) -> usize {
 #[test]
 fn a_report_has_every_part_and_says_nothing_of_its_place() {
     let folder = tempfile::tempdir().expect("a folder");
-    let output = report(folder.path(), &["--minutes", if extent::all() { "1" } else { "0.5" }]);
+    let output = report(folder.path(), &["--minutes", if extent::all() { "1" } else { "0.1" }]);
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
     assert_eq!(names(folder.path()), ["pascaline-report.json", "pascaline-report.md"], "nothing else stays");
 
