@@ -349,7 +349,7 @@ impl Bench {
     fn check_and_time(&mut self, case: &dyn Case) -> Result<Row> {
         let inputs = case.inputs();
         let on_device = inputs.iter().map(|input| input.to(&self.device)).collect::<Result<Vec<_>>>()?;
-        let bytes = case.bytes();
+        let bytes = case.bytes(&inputs);
 
         let ours = |y: TensorMut, x: &[Tensor]| case.run(y, x);
         let outcome = check_with(case, &self.device, &inputs, &on_device, &ours)?;

@@ -288,7 +288,8 @@ fn bench(
     let limit = Budget::for_device(device);
     let (chosen, left_out): (Vec<_>, Vec<_>) =
         cases.into_iter().partition(|case| limit.is_none_or(|limit| limit.covers(case.as_ref())));
-    let chosen = spread(chosen);
+    // the smaller ones first, so that a short time has many
+    let chosen = spread_by(chosen, |case| case.flops().max(case.output().0.elements() as f64) as u64);
     if time.interrupted() {
         screen.line(&format!("timed: 0 of {} cases", chosen.len()))?;
         return Ok((Timed { cases_not_run: chosen.len(), ..Timed::default() }, chosen));
@@ -381,17 +382,22 @@ fn estimate(
 
 /// Orders the cases: the first of every op and type, then the second, and so on.
 fn spread(cases: Vec<Box<dyn Case>>) -> Vec<Box<dyn Case>> {
+    spread_by(cases, |_| 0)
+}
+
+/// As [`spread`]; of the first ones those with the smallest keys come first, and so on.
+fn spread_by(cases: Vec<Box<dyn Case>>, key: impl Fn(&dyn Case) -> u64) -> Vec<Box<dyn Case>> {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let mut ranked: Vec<_> = cases
         .into_iter()
         .map(|case| {
             let count = seen.entry(prefix(&case.id()).to_owned()).or_default();
             *count += 1;
-            (*count, case)
+            // tables of embeddings take seconds to generate
+            ((*count, case.op() == "embedding", key(case.as_ref())), case)
         })
         .collect();
-    // their embedding tables take seconds to generate
-    ranked.sort_by_key(|(rank, case)| (*rank, case.op() == "embedding"));
+    ranked.sort_by_key(|(rank, _)| *rank);
     ranked.into_iter().map(|(_, case)| case).collect()
 }
 

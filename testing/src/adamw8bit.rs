@@ -139,7 +139,7 @@ impl Case for Step {
         12.0 * self.n as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         (3.0 * 4.0 + 2.0 * 2.0) * self.n as f64 + 16.0 * self.n.div_ceil(BLOCK) as f64
     }
 }

@@ -385,7 +385,7 @@ impl Case for Sdpa {
         self.shape.flops()
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         self.shape.bytes([self.dtypes.0.size(), self.dtypes.1.size()])
     }
 

@@ -107,7 +107,7 @@ impl Case for Cached {
         4.0 * (self.num_q_heads * self.head_dim * keys) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let kv =
             (2 * self.num_kv_heads * self.kv_len * self.head_dim) as f64 * self.format.stored_bits() / 8.0;
         let q = 2 * self.num_q_heads * self.q_len * self.head_dim * self.dtype.size();

@@ -106,7 +106,8 @@ impl<D: Differentiable> Case for Gradient<D> {
     }
 
     fn compute_bound(&self) -> bool {
-        self.0.flops() > 100.0 * self.bytes()
+        let elements = self.0.forward_shape().elements() + self.0.gradient().0.elements();
+        self.0.flops() > 1000.0 * elements as f64
     }
 }
 

@@ -229,7 +229,7 @@ impl Case for Chosen {
         4.0 * (self.num_q_heads * self.head_dim * keys) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let values = (2 * self.num_kv_heads * self.kv_len * self.head_dim) as f64;
         values * self.format.stored_bits() / 8.0
             + (2 * self.num_q_heads * self.q_len * self.head_dim * 4) as f64

@@ -109,7 +109,7 @@ impl Case for Product {
         2.0 * (self.rows * self.n * self.k) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let w = QuantTensor::part_bytes(self.format, [self.n, self.k]).map_or(0, |parts| parts.iter().sum());
         (4 * self.rows * (self.n + self.k) + w) as f64
     }

@@ -71,7 +71,7 @@ impl Case for Embedding {
     }
 
     /// The rows that are read, not the table.
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         (self.n * (self.cols * (4 + self.dtype.size()) + 4)) as f64
     }
 }

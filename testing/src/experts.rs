@@ -215,7 +215,7 @@ impl Case for Product {
     }
 
     /// Each expert that has tokens is read once.
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let Self { m, experts, n, k, top_k, .. } = *self;
         let w = match self.format {
             None => n * k * self.dtype.size(),

@@ -176,7 +176,7 @@ impl Case for Int8 {
         self.shape.flops()
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         self.shape.bytes([size_of::<f32>(); 2])
     }
 

@@ -181,7 +181,7 @@ impl Case for Linear {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let (size, size_w) = (self.dtypes.0.size(), self.dtypes.1.size());
         let outputs = self.columns() * if self.with.residual { 2 } else { 1 };
         (self.n * self.k * size_w + self.m * (self.k + outputs) * size) as f64

@@ -151,7 +151,7 @@ impl Case for Product {
         2.0 * (self.m * (self.n * self.k + self.rank * (self.n + self.k))) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let Self { m, n, k, rank, format, .. } = *self;
         let w = QuantTensor::part_bytes(format, [n, k]).map_or(0, |parts| parts.iter().sum());
         (w + 4 * (rank * (n + k) + m * (n + k))) as f64

@@ -130,7 +130,7 @@ impl Case for Step {
         12.0 * self.n as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         4.0 * self.n as f64 * if self.is_adam { 7.0 } else { 5.0 }
     }
 }

@@ -165,7 +165,7 @@ impl Case for Paged {
         4.0 * (self.num_q_heads * self.head_dim * keys) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let keys: usize = self.lens.iter().sum();
         let kv = (2 * self.num_kv_heads * keys * self.head_dim) as f64 * self.format.stored_bits() / 8.0;
         let queries = self.q_len.unwrap_or(self.lens.len());

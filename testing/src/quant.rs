@@ -177,7 +177,7 @@ impl Case for Product {
         2.0 * (self.m * self.n * self.k) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let Self { m, n, k, format, .. } = *self;
         let w = QuantTensor::part_bytes(format, [n, k]).map_or(0, |parts| parts.iter().sum());
         (w + m * k * self.dtype.size() + 4 * m * n) as f64
@@ -317,7 +317,7 @@ impl Case for Embedding {
         (self.rows * self.k) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let bytes = pascaline::quant::bits(self.format) as f64 / 8.0 + self.dtype.size() as f64;
         (self.rows * self.k) as f64 * bytes
     }

@@ -189,7 +189,7 @@ impl Case for Linear {
         2.0 * (self.m * self.n * self.k) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let w = QuantTensor::part_bytes(self.format, [self.n, self.k]).map_or(0, |parts| parts.iter().sum());
         (w + 4 * self.m * (self.k + self.columns())) as f64
     }

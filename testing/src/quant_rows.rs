@@ -158,7 +158,7 @@ impl Case for Rows {
         }
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let (m, cols, k) = (self.m as f64, self.cols as f64, self.k as f64);
         match self.op {
             Op::RmsNorm => m * cols * 5.25,

@@ -57,7 +57,7 @@ impl Case for Quantize {
         (self.rows * self.cols) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let quants = bits(self.format) as f64 / 8.0;
         let read_back = quants + self.dtype.size() as f64;
         let made = if self.held.is_some() { 0.0 } else { 4.0 + quants };
@@ -127,7 +127,7 @@ impl Case for Scaled {
         (self.rows * self.cols) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         (self.rows * self.cols) as f64 * (8.0 + 2.0 * bits(self.format) as f64 / 8.0)
     }
 }

@@ -232,7 +232,7 @@ impl Case for Append {
         8.0 * (self.rows * self.all_heads() * self.dim) as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let heads = self.rows * self.dim;
         let float = (heads * (self.all_heads() + self.heads) * self.dtype.size()) as f64;
         float + (heads * 2 * self.kv_heads) as f64 * self.format.stored_bits() / 8.0

@@ -345,7 +345,7 @@ impl Case for Sparse {
         4.0 * repeats as f64 * self.mask().pairs() as f64
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes(&self, _: &[HostTensor]) -> f64 {
         let q = 2 * self.heads.0 * self.q_len * self.dtypes.0.size();
         let kv = 2 * self.heads.1 * self.kv_len * self.dtypes.1.size();
         let density = if self.q_len > 8 { 1.0 } else { self.mask().density() };

@@ -1,7 +1,8 @@
 //! Random weights in every type, generated on all cores, so that the disk limits the speed of writing them.
 
-use super::{GgmlType, dequantize, encode};
+use super::encode::encode;
 use half::f16;
+use pascaline::quant::{GgmlType, dequantize_blocks};
 use pascaline::{Device, Result};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -102,7 +103,7 @@ impl Pattern {
                 let mut bytes = vec![0; ty.bytes(PIECE)];
                 whole.fill(&mut ChaCha8Rng::seed_from_u64(0), &mut bytes);
                 let mut values = vec![0.0; PIECE];
-                dequantize(ty, &bytes, &mut values);
+                dequantize_blocks(ty, &bytes, &mut values);
                 let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
                 Self::blocks(ty, DEVIATION / (squares / PIECE as f64).sqrt() as f32)
             }
@@ -160,7 +161,7 @@ mod tests {
                 bytes.extend(piece);
                 Result::Ok(())
             })?;
-            dequantize(ty, &bytes, &mut values);
+            dequantize_blocks(ty, &bytes, &mut values);
             let mean = values.iter().sum::<f32>() / count as f32;
             let deviation = (values.iter().map(|value| value * value).sum::<f32>() / count as f32).sqrt();
             assert!((deviation / DEVIATION - 1.0).abs() < 0.05, "{ty:?}: {deviation}");

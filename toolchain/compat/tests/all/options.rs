@@ -1,7 +1,7 @@
-//! PTX that was compiled with other options than the default ones, on the virtual GPU: with lines of the source, smaller, with
-//! contracted products and without subnormals.
+//! PTX that was compiled with other options than the default ones, on the virtual GPU: with lines of the source, with contracted
+//! products and without subnormals.
 
-use crate::common::{PLAIN, Result, SMALL, load};
+use crate::common::{FLUSHED, PLAIN, Result, load};
 use cuda_builder::ptx;
 use cust::prelude::*;
 
@@ -9,7 +9,7 @@ const SUBNORMAL: f32 = 1e-40;
 
 #[test]
 fn lines_are_in_the_text_which_stays_optimised() -> Result<()> {
-    let Some(text) = SMALL.text() else { return Ok(()) };
+    let Some(text) = FLUSHED.text() else { return Ok(()) };
     assert!(text.contains("\t.loc\t") && text.contains("\tadd.ftz.f32"));
     assert_eq!(ptx::target(text)?, "sm_61");
     assert!(!text.contains(", debug"), "ptxas would not optimise");
@@ -25,7 +25,7 @@ fn subnormals_stay_if_nothing_is_asked_for() -> Result<()> {
 
 #[test]
 fn subnormals_are_zeros_with_the_option() -> Result<()> {
-    let Some(text) = SMALL.text() else { return Ok(()) };
+    let Some(text) = FLUSHED.text() else { return Ok(()) };
     assert_eq!(add(text, [1.5, SUBNORMAL])?, [3.0, 0.0]);
     Ok(())
 }
@@ -33,7 +33,7 @@ fn subnormals_are_zeros_with_the_option() -> Result<()> {
 /// Each kernel's own text is complete, with the names of the files.
 #[test]
 fn a_module_with_lines_loads_alone() -> Result<()> {
-    let Some(text) = SMALL.text() else { return Ok(()) };
+    let Some(text) = FLUSHED.text() else { return Ok(()) };
     let (_, module) = &ptx::modules(text)?[0];
     assert!(module.contains(".file"));
     assert_eq!(add(module, [1.5, SUBNORMAL])?, [3.0, 0.0]);

@@ -4,7 +4,7 @@
 pub mod extent;
 pub mod virtual_gpu;
 
-use cuda_builder::{CudaBuilder, CudaBuilderError, DebugInfo, OptLevel};
+use cuda_builder::{CudaBuilder, CudaBuilderError, DebugInfo};
 use cust::prelude::*;
 use pascaline_driver as driver;
 use std::path::Path;
@@ -15,10 +15,10 @@ pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// With no options. Without contraction each operation is rounded as the host's.
 pub static PLAIN: Variant = Variant::new("without options", |builder| builder);
 pub static LINES: Variant = Variant::new("with lines", |builder| builder.debug(DebugInfo::LineTables));
-pub static SMALL: Variant =
-    Variant::new("with lines, smaller, contracted and without subnormals", |builder| {
-        builder.debug(DebugInfo::LineTables).opt_level(OptLevel::Size).fma_contraction(true).ftz(true)
-    });
+/// `core` is that of [`LINES`].
+pub static FLUSHED: Variant = Variant::new("with lines, contracted and without subnormals", |builder| {
+    builder.debug(DebugInfo::LineTables).fma_contraction(true).ftz(true)
+});
 pub static PLACES: Variant =
     Variant::new("with places of panics", |builder| builder.features(["panic-place"]));
 pub static TEXTS: Variant =
