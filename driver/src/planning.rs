@@ -390,13 +390,13 @@ mod tests {
             // SAFETY: the handles are the planning driver's own.
             let done = |event| unsafe { cuEventQuery(event) } == CUresult::CUDA_SUCCESS;
             assert!(done(none) && !done(first));
-            // SAFETY: as above.
+            // SAFETY: the handles are the planning driver's own.
             unsafe { cuStreamWaitEvent(b, first, 0) };
             let after = recorded(b);
-            // SAFETY: as above.
+            // SAFETY: the handles are the planning driver's own.
             unsafe { cuStreamSynchronize(b) };
             assert_eq!([first, second, after].map(done), [true, false, true]);
-            // SAFETY: as above.
+            // SAFETY: the handles are the planning driver's own.
             unsafe { cuEventSynchronize(second) };
             assert!(done(second));
         });

@@ -319,7 +319,8 @@ impl Tensor {
     /// As there and as [`view_mut`](Self::view_mut).
     pub fn device_ptr_mut<T: Element>(&mut self) -> Result<DevicePtrMut<'_, T>> {
         let address = self.view_mut()?.device_address::<T>()?;
-        // SAFETY: as above, the borrow is exclusive, and no other tensor shares the storage.
+        // SAFETY: the elements are of this type. The tensor is borrowed exclusively and `view_mut` has found its storage unshared.
+        // Its memory is reused after the work that the stream has, and a launch on another one is refused.
         Ok(unsafe { DevicePtrMut::from_address(address) })
     }
 }

@@ -218,7 +218,7 @@ fn load_linked(ptx: &str) -> Result<sys::CUmodule> {
         sys::cuLinkAddData_v2(linker.0, kind, data, bytes.len(), name, 0, ptr::null_mut(), ptr::null_mut())
     };
     check("cuLinkAddData", added).map_err(|error| log.explain(error))?;
-    // SAFETY: as above; the code lives as long as the linker.
+    // SAFETY: the linker was made above, and the code lives as long as it.
     check("cuLinkComplete", unsafe { sys::cuLinkComplete(linker.0, &mut code, &mut size) })
         .map_err(|error| log.explain(error))?;
     // SAFETY: the linker's code, which the driver copies.

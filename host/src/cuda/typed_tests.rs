@@ -108,7 +108,7 @@ fn toolchain_contracts_are_compared_with_the_ptx() {
     let module = gpu.load_ptx(PTX).unwrap();
     // SAFETY: the wrong contract is refused.
     let wrong: KernelSpec<()> = unsafe { KernelSpec::new(other(|info| info.parameters = &[])) };
-    // SAFETY: as above.
+    // SAFETY: nothing is launched, as the contract differs from the PTX.
     assert!(matches!(unsafe { module.launch(&wrong, [1; 3], 0, &()) }, Err(Error::ModuleLoad { .. })));
 }
 

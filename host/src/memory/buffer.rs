@@ -199,7 +199,8 @@ impl DeviceBuffer {
     /// As there.
     pub fn device_ptr_mut<T: Pod>(&mut self, range: Range<usize>) -> Result<DevicePtrMut<'_, T>> {
         let address = self.address_of::<T>(range)?;
-        // SAFETY: as above, and the borrow is exclusive.
+        // SAFETY: the elements are inside the buffer, which is borrowed exclusively; any bytes are a `T`. Its memory is reused after the
+        // work that its stream has, and a launch on another one is refused.
         Ok(unsafe { DevicePtrMut::from_address(address) })
     }
 

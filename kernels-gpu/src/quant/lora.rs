@@ -257,7 +257,7 @@ impl Beside for LowRank {
             unroll!(J < 2 => sums[J] = fma(low, b[J], sums[J]));
             from += 32;
         }
-        // SAFETY: as above.
+        // SAFETY: all lanes are here: this function's contract.
         unroll!(J < 2 => sums[J] = unsafe { Sum.over::<32>(sums[J]) });
         sums
     }

@@ -90,7 +90,8 @@ unsafe fn load<T: ConstantValue>(address: u64) -> T {
         1 => {
             for i in 0..size_of::<T>() {
                 let byte: u16;
-                // SAFETY: as above.
+                // SAFETY: the byte is a part of the value, which is there, as the caller promises; nobody writes constant memory while
+                // kernels run.
                 unsafe {
                     core::arch::asm!(
                         "ld.const.u8 {byte}, [{address}];",

@@ -24,9 +24,9 @@ impl<T> Copy for DevicePtr<'_, T> {}
 
 // SAFETY: the host holds an address that it can't access; whoever made it promises that the memory is borrowed for `'a`.
 unsafe impl<T: Sync> Send for DevicePtr<'_, T> {}
-// SAFETY: as above.
+// SAFETY: a shared reference to it gives copies, which may be sent.
 unsafe impl<T: Sync> Sync for DevicePtr<'_, T> {}
-// SAFETY: as above, and the borrow is exclusive.
+// SAFETY: the host can't access the memory, whose borrow for `'a` is exclusive, as whoever made the address promises.
 unsafe impl<T: Send> Send for DevicePtrMut<'_, T> {}
 // SAFETY: a shared reference to it gives no access to the memory.
 unsafe impl<T: Sync> Sync for DevicePtrMut<'_, T> {}

@@ -126,7 +126,7 @@ api! {
         if !(0..=2).contains(&new) {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: as above.
+        // SAFETY: not null, so the caller's, who lends it for this call.
         unsafe { mode.write(CAPTURE_MODE.replace(new)) };
         Ok(())
     }

@@ -227,7 +227,7 @@ fn nodes_run_in_the_order_of_their_edges() {
         let exec = instantiate(graph);
         launch(exec);
         // the host's node has been called once: 1 + 4
-        // SAFETY: as above.
+        // SAFETY: managed memory, and the launch has ended.
         assert_eq!(unsafe { [*x, *x.add(1), *x.add(2)] }, [5, 5, 5]);
 
         // another number in the graph that is launched; the graph that it was made from keeps its own
@@ -240,7 +240,7 @@ fn nodes_run_in_the_order_of_their_edges() {
             &other.params()
         );
         launch(exec);
-        // SAFETY: as above.
+        // SAFETY: managed memory, and the launch has ended.
         assert_eq!(unsafe { [*x, *x.add(2)] }, [11, 16]);
         let mut params = std::mem::MaybeUninit::<CUDA_KERNEL_NODE_PARAMS>::uninit();
         call!("cuGraphKernelNodeGetParams", (u64, *mut CUDA_KERNEL_NODE_PARAMS), added, params.as_mut_ptr());
@@ -251,12 +251,12 @@ fn nodes_run_in_the_order_of_their_edges() {
         // without the memset: it is off, then its node is gone
         call!("cuGraphNodeSetEnabled", (u64, u64, c_uint), exec, set, 0);
         launch(exec);
-        // SAFETY: as above.
+        // SAFETY: managed memory, and the launch has ended.
         assert_eq!(unsafe { *x }, 21);
         call!("cuGraphDestroyNode", (u64), set);
         assert_eq!(contents(graph).1, 2, "its edge is gone too");
         launch(instantiate(graph));
-        // SAFETY: as above.
+        // SAFETY: managed memory, and the launch has ended.
         assert_eq!(unsafe { *x }, 25);
         assert_eq!(take_findings(), []);
     }
@@ -353,7 +353,7 @@ fn edges_are_changed_and_graphs_nest() {
         // SAFETY: managed memory, and no work is queued.
         unsafe { x.write(0) };
         launch(instantiate(outer));
-        // SAFETY: as above.
+        // SAFETY: managed memory, and the launch has ended.
         assert_eq!(unsafe { *x }, 5, "twice two and one, none beside another");
         call!("cuGraphRemoveDependencies", (u64, *const u64, *const u64, usize), outer, &a, &last, 1);
         assert_eq!(contents(outer).1, 2);
@@ -363,7 +363,7 @@ fn edges_are_changed_and_graphs_nest() {
         assert!(found != last && contents(clone).0.contains(&found));
         call!("cuGraphDestroy", (u64), outer);
         launch(instantiate(clone));
-        // SAFETY: as above.
+        // SAFETY: managed memory, and the launch has ended.
         assert_eq!(unsafe { *x }, 10);
     }
 }

@@ -148,7 +148,7 @@ fn a_volume_is_copied_slice_by_slice() {
     (copy.WidthInBytes, copy.Height, copy.Depth) = (3, 2, 2);
     call!("cuMemcpy3D_v2", (*const cust_raw::CUDA_MEMCPY3D), &copy);
     let mut nothing = std::mem::MaybeUninit::<cust_raw::CUDA_MEMCPY2D>::zeroed();
-    // SAFETY: as above.
+    // SAFETY: types of memory, which are set here, are the only fields of which zero is no value.
     let mut back = unsafe {
         (*nothing.as_mut_ptr()).srcMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
         (*nothing.as_mut_ptr()).dstMemoryType = cust_raw::CUmemorytype::CU_MEMORYTYPE_HOST;

@@ -67,7 +67,7 @@ pub trait Avx2 {
             by_rows[0][i] = _mm256_castps_si256(of_row[0]);
             by_rows[1][i] = _mm256_castps_si256(of_row[1]);
             if Self::FACTORS == 4 {
-                // SAFETY: as above.
+                // SAFETY: the processor's features: this function's contract.
                 let of_row = unsafe { Self::minima(scales, group) };
                 by_rows[2][i] = _mm256_castps_si256(of_row[0]);
                 by_rows[3][i] = _mm256_castps_si256(of_row[1]);

@@ -67,7 +67,7 @@ pub trait Avx512: Avx2 {
                 by_rows[i][row] = joined([_mm256_castps_si256(of[0][i]), _mm256_castps_si256(of[1][i])]);
             }
             if Self::FACTORS == 4 {
-                // SAFETY: as above.
+                // SAFETY: the processor's features: this function's contract.
                 let of = unsafe { [Self::minima(two[0], group), Self::minima(two[1], group)] };
                 for i in 0..2 {
                     by_rows[2 + i][row] =

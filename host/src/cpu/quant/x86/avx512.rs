@@ -77,7 +77,7 @@ fn tile<F: Avx512, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &T
         unsafe { <F as Avx512>::steps_of_rows(&w.scales, group, &mut steps) };
         let w = w.group(group);
         for pair in 0..BLOCKS_PER_SUPER / 2 {
-            // SAFETY: as above.
+            // SAFETY: this function has the features, and a group has so many pairs.
             let quants = unsafe { F::pair(&w, pair) };
             for (i, quants) in quants.iter().enumerate() {
                 let j = 2 * pair + i;
