@@ -6,6 +6,7 @@ use super::files::note_input;
 use super::model::ModelArgs;
 use super::output::Output;
 use qwen3_vl::embed::{shortened, similarity};
+use qwen3_vl::json::numbers;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fs::File;
@@ -115,10 +116,7 @@ fn read_stored(file: &PathBuf) -> Result<Vec<Stored>, Failure> {
     let opened = File::open(file).map_err(|error| Failure::Failed(format!("{name}: {error}")))?;
     let mut stored = Vec::new();
     lines(&name, BufReader::new(opened), |mut fields| {
-        let list = fields.remove("embedding");
-        let numbers = list.as_ref().and_then(Value::as_array);
-        let number = |value: &Value| value.as_f64().map(|value| value as f32);
-        let vector = numbers.and_then(|list| list.iter().map(number).collect::<Option<Vec<f32>>>());
+        let vector = fields.remove("embedding").as_ref().and_then(numbers);
         let vector = vector.ok_or_else(|| Failure::Failed("it has no embedding".into()))?;
         fields.remove("tokens");
         stored.push(Stored { fields, vector });

@@ -49,6 +49,11 @@ pub fn parse(bytes: &[u8]) -> serde_json::Result<Value> {
     serde_json::from_slice(bytes)
 }
 
+/// The numbers of a list; `None` of anything else.
+pub fn numbers(value: &Value) -> Option<Vec<f32>> {
+    value.as_array()?.iter().map(|value| Some(value.as_f64()? as f32)).collect()
+}
+
 /// As [`parse_object`], at most `limit` bytes of it.
 pub fn read_object(file: &Path, limit: u64) -> Result<Map<String, Value>> {
     parse_object(file, &read_bytes(file, limit)?)
