@@ -31,6 +31,14 @@ pub fn skipped(what: &str) {
     let _ = writeln!(io::stderr(), "SKIPPED: {what}");
 }
 
+/// Says again what a test in a process of its own said of its extent on stderr.
+#[allow(dead_code)] // not all packages' tests have such processes
+pub fn relay(said: &str) {
+    for line in said.lines().filter(|line| line.starts_with("LEFT OUT: ") || line.starts_with("SKIPPED: ")) {
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+}
+
 /// The first `count` of a list; all of it if everything is to be tested.
 #[allow(dead_code)] // not all packages' tests have such a list
 pub fn first_of<'a, T>(count: usize, list: &'a [T], what: &str) -> &'a [T] {
