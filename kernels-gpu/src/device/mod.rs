@@ -1,5 +1,6 @@
 //! Device code that kernels share and Rust-CUDA's `cuda_std` lacks. Every function here panics when called on the host.
 
+pub mod banks;
 pub mod block_reduce;
 pub mod coded;
 pub mod columns;

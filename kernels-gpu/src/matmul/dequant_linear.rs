@@ -15,6 +15,7 @@ use super::load::{AlongK, Load, PAD};
 use super::product::{Product, k_range};
 use super::regtile::{BK, shared_bytes, tile, tile_place};
 use crate::device::Shared;
+use crate::device::banks::{turn, turned};
 use crate::quant::formats::{q4_0::Q4_0, q4_k::Q4K, q8_0::Q8_0};
 use crate::quant::weights::{BLOCK_VALUES, Matrix, Weights};
 use cuda_std::prelude::*;
@@ -142,7 +143,7 @@ impl<W: Weights> Load for RowsOf<W> {
     }
 
     fn place(&self) -> u32 {
-        self.tid % Self::QUADS * 4 * STRIDE + self.tid / Self::QUADS
+        self.tid % Self::QUADS * 4 * STRIDE + turned(self.tid / Self::QUADS)
     }
 
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
@@ -225,7 +226,7 @@ impl<W: Weights> Load for ColumnsOf<W> {
         let mut v = 0;
         while v < VECTORS {
             // SAFETY: four columns of one row, inside the tile; the address is a multiple of 16 bytes.
-            unsafe { to.set4(v as u32 * Self::STEP * STRIDE, stage[v].values()) };
+            unsafe { to.set4(v as u32 * Self::STEP * STRIDE, turn(stage[v].values())) };
             v += 1;
         }
     }

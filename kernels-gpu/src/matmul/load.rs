@@ -1,5 +1,6 @@
 //! Loads a tile of a or b from global into shared memory: along k, along the width, or by any strides.
 
+use crate::device::banks::{turn, turned};
 use crate::device::{Element, Shared};
 use cuda_std::inlined;
 
@@ -9,7 +10,7 @@ pub const BK: u32 = 8;
 /// banks, and every row begins at a multiple of 16 bytes.
 pub(super) const PAD: u32 = 4;
 
-/// Loads one operand from global memory into a tile [BK, STRIDE] of shared memory.
+/// Loads one operand from global memory into a tile [BK, STRIDE] of shared memory, where each four of a row are [turned](turn).
 pub(super) trait Load: Copy {
     /// The part of the tile that is in flight, in registers.
     type Stage: Copy;
@@ -116,7 +117,7 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
     }
 
     fn place(&self) -> u32 {
-        self.tid % Self::QUADS * 4 * STRIDE + self.tid / Self::QUADS
+        self.tid % Self::QUADS * 4 * STRIDE + turned(self.tid / Self::QUADS)
     }
 
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
@@ -199,7 +200,7 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
         let mut v = 0;
         while v < VECTORS {
             // SAFETY: four columns of one row, inside the tile; the address is a multiple of 16 bytes.
-            unsafe { to.set4(v as u32 * (THREADS / Self::QUADS) * STRIDE, T::unpack4(stage[v])) };
+            unsafe { to.set4(v as u32 * (THREADS / Self::QUADS) * STRIDE, turn(T::unpack4(stage[v]))) };
             v += 1;
         }
     }
@@ -288,7 +289,7 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize> L
     }
 
     fn place(&self) -> u32 {
-        self.row * STRIDE + self.column
+        self.row * STRIDE + turned(self.column)
     }
 
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {

@@ -25,8 +25,9 @@ pub use super::load::BK;
 use super::load::{AlongK, AlongWidth, Load, PAD, Strided};
 use super::product::{Product, batch_offset, k_range, product};
 use super::write;
+use crate::device::banks::turn_back;
 use crate::device::math::fma;
-use crate::device::{Element, F16, Shared, opaque};
+use crate::device::{Element, F16, Shared, opaque, read_thread_idx_x};
 use crate::float16::Float16;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
@@ -193,16 +194,16 @@ unsafe fn multiply_row<
     // SAFETY: `a` and `b` are inside tiles that were stored before a barrier (this function's contract). All offsets are
     // multiples of four elements.
     unsafe {
-        reg_m[..4].copy_from_slice(&a.get4_at::<K, SA, 0, HM>());
+        reg_m[..4].copy_from_slice(&turn_back(a.get4_at::<K, SA, 0, HM>()));
         if ROWS > 4 {
-            reg_m[4..8].copy_from_slice(&a.get4_at::<K, SA, 1, HM>());
+            reg_m[4..8].copy_from_slice(&turn_back(a.get4_at::<K, SA, 1, HM>()));
         }
         if ROWS > 8 {
-            reg_m[8..12].copy_from_slice(&a.get4_at::<K, SA, 2, HM>());
-            reg_m[12..16].copy_from_slice(&a.get4_at::<K, SA, 3, HM>());
+            reg_m[8..12].copy_from_slice(&turn_back(a.get4_at::<K, SA, 2, HM>()));
+            reg_m[12..16].copy_from_slice(&turn_back(a.get4_at::<K, SA, 3, HM>()));
         }
-        reg_n[..4].copy_from_slice(&b.get4_at::<K, SB, 0, HN>());
-        reg_n[4..].copy_from_slice(&b.get4_at::<K, SB, 1, HN>());
+        reg_n[..4].copy_from_slice(&turn_back(b.get4_at::<K, SB, 0, HN>()));
+        reg_n[4..].copy_from_slice(&turn_back(b.get4_at::<K, SB, 1, HN>()));
     }
     each!(I < ROWS => each!(J < 8 => acc[I][J] = fma(reg_m[I], reg_n[J], acc[I][J])));
 }
@@ -294,10 +295,12 @@ pub(super) unsafe fn tile<
 ) {
     // place tile
     let (slice, tid) = (thread::thread_idx_x() / THREADS, thread::thread_idx_x() % THREADS);
-    let (warp, (lane_row, lane_column)) = (tid / 32, lane_place::<HM>(tid % 32));
-    let warps_m = ((SA - PAD) / (ROWS as u32 / 4 * HM)).max(1);
-    let thread_m = warp % warps_m * (ROWS as u32 / 4 * HM) + lane_row;
-    let thread_n = warp / warps_m * 2 * HN + lane_column;
+    let place = |tid: u32| {
+        let (warp, (lane_row, lane_column)) = (tid / 32, lane_place::<HM>(tid % 32));
+        let warps_m = ((SA - PAD) / (ROWS as u32 / 4 * HM)).max(1);
+        (warp % warps_m * (ROWS as u32 / 4 * HM) + lane_row, warp / warps_m * 2 * HN + lane_column)
+    };
+    let (thread_m, thread_n) = place(tid);
     let tile_a = shared.at(slice * 2 * BK * (SA + SB));
     let tile_b = tile_a.at(2 * BK * SA);
     let mut acc = [[0.0; 8]; ROWS];
@@ -364,7 +367,11 @@ pub(super) unsafe fn tile<
             }
         }
 
-        // write
+        // write; with many sums the place is computed anew, as its registers are needed in the loop
+        let (thread_m, thread_n) = match ROWS > 4 {
+            true => place(read_thread_idx_x() % THREADS),
+            false => (thread_m, thread_n),
+        };
         each!(I < ROWS => {
             let i = I as u32;
             let r = row + thread_m + i % 4 + i / 4 * HM;

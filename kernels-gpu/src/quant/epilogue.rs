@@ -3,6 +3,7 @@
 use crate::activate::{GELU_TANH, SILU};
 use crate::device::Element;
 use crate::device::math::{exp, fma, rcp};
+use crate::device::unroll::unroll;
 
 /// The output and the epilogue's operands.
 ///
@@ -49,5 +50,59 @@ impl Epilogue {
             }
             *self.y.add(index) = value;
         }
+    }
+
+    /// Writes a thread's products of a tile: of rows `row`, `row` + `row_step`, … and columns `column`, `column` + `column_step`, …, those
+    /// that exist. Each operand is loaded for all of them before it is used, at the last row and column for those that don't.
+    ///
+    /// # Safety
+    /// 0 < m, 0 < n, and no other thread has these elements.
+    #[inline(always)]
+    pub unsafe fn write_tile<const TM: usize, const TN: usize>(
+        &self,
+        mut values: [[f32; TN]; TM],
+        [row, column]: [u32; 2],
+        [row_step, column_step]: [u32; 2],
+        m: u32,
+    ) {
+        let row = |i: usize| row + row_step * i as u32;
+        let column = |j: usize| column + column_step * j as u32;
+        // SAFETY: rows and columns are clamped to the last ones where they are read, and are y's where they are written.
+        unsafe {
+            if !self.bias.is_null() {
+                unroll!(J < 8 => if J < TN {
+                    let bias = f32::load(self.bias.add(column(J).min(self.n - 1) as usize));
+                    unroll!(I < 8 => if I < TM { values[I][J] += bias; });
+                });
+            }
+            if self.activation == SILU || self.activation == GELU_TANH {
+                unroll!(J < 8 => if J < TN {
+                    unroll!(I < 8 => if I < TM { values[I][J] = self.activated(values[I][J]); });
+                });
+            }
+            if !self.residual.is_null() {
+                unroll!(I < 8 => if I < TM {
+                    let from = self.residual.add(row(I).min(m - 1) as usize * self.n as usize);
+                    unroll!(J < 8 => if J < TN {
+                        values[I][J] += f32::load(from.add(column(J).min(self.n - 1) as usize));
+                    });
+                });
+            }
+            unroll!(I < 8 => if I < TM && row(I) < m {
+                let to = self.y.add(row(I) as usize * self.n as usize);
+                unroll!(J < 8 => if J < TN && column(J) < self.n {
+                    *to.add(column(J) as usize) = values[I][J];
+                });
+            });
+        }
+    }
+
+    /// The activation's value, SiLU's or GELU's.
+    #[inline(always)]
+    fn activated(&self, value: f32) -> f32 {
+        // (1 + tanh u)/2 = σ(2u)
+        let cube = value * value * value;
+        let of_gelu = 1.595_769 * fma(0.044715, cube, value);
+        gate(value, if self.activation == GELU_TANH { of_gelu } else { value })
     }
 }

@@ -80,6 +80,11 @@ const fn min_blocks<W: Weights>() -> u32 {
     if W::HALVES || !W::WHOLE && W::BITS < 8 { 3 } else { 2 }
 }
 
+/// Whether loads have no branches: with three blocks on a multiprocessor, no registers are left for that.
+const fn straight<W: Weights>() -> bool {
+    W::BITS == 8
+}
+
 macro_rules! experts {
     ($($format:ident $file:ident $name:literal $($ggml:ident)?;)*) => {
         /// By format.
@@ -109,7 +114,7 @@ macro_rules! experts {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     // SAFETY: the rows are x's and y's, and this block's alone in these columns; else, this kernel's contract is
                     // the body's.
-                    unsafe { tile::<$format, BM, TM, TN, 1, THREADS>(output, x, w, buffers) }
+                    unsafe { tile::<$format, BM, TM, TN, 1, THREADS, { straight::<$format>() }>(output, x, w, buffers) }
                 }
 
                 /// # Safety
@@ -133,7 +138,7 @@ macro_rules! experts {
                     let output = GatedRows { quants, scales, n, k: y_k, gates: expert * n, up: (up, expert * n) };
                     // SAFETY: the rows are x's and the result's, and this block's alone in these columns; else, this kernel's
                     // contract is the body's.
-                    unsafe { tile::<$format, BM, TM, TN, 1, THREADS>(output, x, w, buffers) }
+                    unsafe { tile::<$format, BM, TM, TN, 1, THREADS, { straight::<$format>() }>(output, x, w, buffers) }
                 }
             })*
         }

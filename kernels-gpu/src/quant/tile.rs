@@ -31,10 +31,12 @@ use super::epilogue::Epilogue;
 use super::weights::{BLOCK_VALUES, MAGIC, Matrix, Weights, chunk, half_minima, upper};
 use super::{FORMATS, Gated, Product};
 use crate::device::Shared;
+use crate::device::banks::{turn, turn_back};
 use crate::device::int8::{dp4a, load_words};
 use crate::device::math::fma;
 use crate::device::unroll::unroll;
 use crate::elementwise::silu;
+use core::hint::assert_unchecked;
 use core::marker::PhantomData;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
@@ -178,17 +180,16 @@ impl Output for Columns {
         m: u32,
     ) {
         let column = thread::block_idx_y() * BN + place;
+        let mut values = acc;
         unroll!(J < 8 => if J < TN {
-            let column = column + apart::<TN>() * J as u32;
-            if column < self.epilogue.n {
-                // SAFETY: the column is a row of w.
-                let scale = unsafe { W::row_scale(w, self.from_row + column) };
-                unroll!(I < 8 => if I < TM && row + ROW_STEP * (I as u32) < m {
-                    // SAFETY: row and column are y's, and the sum is this thread's: this function's contract.
-                    unsafe { self.epilogue.write(row + ROW_STEP * I as u32, column, acc[I][J] * scale) };
-                });
-            }
+            // SAFETY: the column is a row of w, or the last one.
+            let scale = unsafe {
+                W::row_scale(w, self.from_row + (column + apart::<TN>() * J as u32).min(self.epilogue.n - 1))
+            };
+            unroll!(I < 8 => if I < TM { values[I][J] *= scale; });
         });
+        // SAFETY: the sums are this thread's: this function's contract.
+        unsafe { self.epilogue.write_tile(values, [row, column], [ROW_STEP, apart::<TN>()], m) };
     }
 }
 
@@ -293,18 +294,12 @@ const fn chunks<W: Weights>() -> u32 {
     BLOCKS * 32 / W::CHUNK
 }
 
-/// Whether scales and upper bits are loaded together with the quants. Tiles of 128 rows have no registers left for them in
-/// formats with minima.
-const fn scales_early<W: Weights, const BM: u32>() -> bool {
-    !W::MINIMUM || BM < 128
-}
-
 /// Loads thread `tid`'s part of a slice: of columns 64·`index` to 64·`index` + 63 of x and w.
 ///
 /// # Safety
-/// As the kernels below; all columns exist in x. Blocks past the end of w are zeros.
+/// As the kernels below; all columns exist in x. Blocks past the end of w have a step of zero, or are zeros.
 #[inline(always)]
-unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
+unsafe fn load<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: bool>(
     tid: u32,
     x: Rows<impl Order>,
     w: Matrix,
@@ -322,29 +317,29 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
                 stage.x[I] = load_words(x.quants.add(row + column as usize));
             }
         });
-        if scales_early::<W, BM>() {
-            unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BM {
-                stage.x_scale[I] = rows_scale(I, tid + I as u32 * THREADS, x, index);
-            });
-        }
+        unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BM {
+            stage.x_scale[I] = rows_scale(I, tid + I as u32 * THREADS, x, index);
+        });
         unroll!(I < 2 => if I as u32 * THREADS < chunks::<W>() * BN {
             let unit = tid + I as u32 * THREADS;
             if unit < chunks::<W>() * BN {
                 let place = unit / chunks::<W>();
                 let (row, w) = (x.order.row(output.row(place)), output.matrix(w, place));
                 let at = index * chunks::<W>() + unit % chunks::<W>();
-                if W::WHOLE || at * W::CHUNK < w.k {
+                let exists = W::WHOLE || at * W::CHUNK < w.k;
+                // where blocks have steps, any quants will do past the end, and the load needs no branch
+                let stepped = STRAIGHT && size_of::<W::Packed>() > 0;
+                if exists || stepped {
+                    let at = if exists { at } else { 0 };
                     stage.w[I] = chunk::<W>(w, row, at);
-                    if scales_early::<W, BM>() {
-                        stage.w_upper[I] = upper::<W>(w, row, at);
-                    }
+                    stage.w_upper[I] = upper::<W>(w, row, at);
                 }
             }
         });
         if tid < BLOCKS * BN {
             let (row, w) = (x.order.row(output.row(tid / BLOCKS)), output.matrix(w, tid / BLOCKS));
             let block = index * BLOCKS + tid % BLOCKS;
-            if scales_early::<W, BM>() && (W::WHOLE || block * 32 < w.k) {
+            if W::WHOLE || block * 32 < w.k {
                 stage.w_scale = W::packed(w, row, block);
             }
         }
@@ -374,9 +369,7 @@ unsafe fn rows_scale(number: usize, unit: u32, x: Rows<impl Order>, index: u32) 
 unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
     buffer: Shared<u32>,
     tid: u32,
-    x: Rows<impl Order>,
-    w: Matrix,
-    output: impl Output,
+    live: u32,
     index: u32,
     stage: Stage<W>,
 ) {
@@ -385,7 +378,7 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
     unsafe {
         unroll!(I < 4 => if I as u32 * THREADS < RUNS * BM {
             let unit = tid + I as u32 * THREADS;
-            if unit < RUNS * x.live {
+            if unit < RUNS * live {
                 let (run, row) = (unit % RUNS, unit / RUNS);
                 buffer.set4(Place::<W, BM>::run(Place::<W, BM>::X, BM, run, row), stage.x[I]);
                 if half_minima::<W>() {
@@ -397,10 +390,9 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
         });
         unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BM {
             let unit = tid + I as u32 * THREADS;
-            if unit < BLOCKS * x.live {
+            if unit < BLOCKS * live {
                 let at = unit % BLOCKS * Place::<W, BM>::BLOCK + unit / BLOCKS;
-                let RowScale { scale, sum } =
-                    if scales_early::<W, BM>() { stage.x_scale[I] } else { rows_scale(I, unit, x, index) };
+                let RowScale { scale, sum } = stage.x_scale[I];
                 buffer.set(Place::<W, BM>::X_SCALE + at, scale.to_bits());
                 if W::MINIMUM && !W::HALVES {
                     buffer.set(Place::<W, BM>::X_SUM + at, (sum as f32 * scale).to_bits());
@@ -415,36 +407,20 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
                 let (row, at) = (unit / chunks::<W>(), unit % chunks::<W>());
                 let plane = |run| Place::<W, BM>::run(Place::<W, BM>::W, BN, run, row);
                 if W::BITS == 8 {
-                    buffer.set4(plane(at), rotated(stage.w[I]));
+                    buffer.set4(plane(at), turn(stage.w[I]));
                 } else {
                     // the low halves are run `low`, the high halves run `low` + HIGH
                     let low = if W::HIGH == 1 { at * 2 } else { at };
-                    let chunk = index * chunks::<W>() + at;
-                    let bits = if scales_early::<W, BM>() {
-                        stage.w_upper[I]
-                    } else if W::WHOLE || chunk * W::CHUNK < w.k {
-                        upper::<W>(output.matrix(w, row), output.row(row), chunk)
-                    } else {
-                        W::Upper::default()
-                    };
-                    let [low_run, high_run] = W::widen(stage.w[I], bits);
-                    buffer.set4(plane(low), rotated(low_run));
-                    buffer.set4(plane(low + W::HIGH), rotated(high_run));
+                    let [low_run, high_run] = W::widen(stage.w[I], stage.w_upper[I]);
+                    buffer.set4(plane(low), turn(low_run));
+                    buffer.set4(plane(low + W::HIGH), turn(high_run));
                 }
             }
         });
         if tid < BLOCKS * BN {
             let at = tid % BLOCKS * Place::<W, BM>::BLOCK + tid / BLOCKS;
-            let (row, w) = (output.row(tid / BLOCKS), output.matrix(w, tid / BLOCKS));
             let block = index * BLOCKS + tid % BLOCKS;
-            let packed = if scales_early::<W, BM>() {
-                stage.w_scale
-            } else if W::WHOLE || block * 32 < w.k {
-                W::packed(w, row, block)
-            } else {
-                W::Packed::default()
-            };
-            let (step, min) = W::step_min(packed, block);
+            let (step, min) = W::step_min(stage.w_scale, block);
             buffer.set(Place::<W, BM>::STEP + at, step.to_bits());
             if W::HALVES {
                 buffer.set(Place::<W, BM>::MIN + at, min.to_bits());
@@ -452,7 +428,7 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
                 buffer.set(Place::<W, BM>::MIN + at, (-min).to_bits());
             }
             if half_minima::<W>() {
-                let (first, second) = W::minima(packed, block);
+                let (first, second) = W::minima(stage.w_scale, block);
                 buffer.set(Place::<W, BM>::MINIMA + at, (-first).to_bits());
                 buffer.set(Place::<W, BM>::MINIMA + BN + at, (-second).to_bits());
             }
@@ -483,7 +459,7 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
         let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
         unroll!(J < 8 => if J < TN {
             let [low, high] = runs(from_w, BN, apart::<TN>() * J as u32);
-            w[J] = joined(in_order(low), in_order(high));
+            w[J] = joined(turn_back(low), turn_back(high));
             step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
             base[J] = -MAGIC * step[J];
         });
@@ -528,7 +504,7 @@ unsafe fn multiply_halves<W: Weights, const BM: u32, const TM: usize, const TN: 
             let mut w = [[0; 4]; TN];
             let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
             unroll!(J < 8 => if J < TN {
-                w[J] = in_order(from_w.get4(4 * apart::<TN>() * J as u32));
+                w[J] = turn_back(from_w.get4(4 * apart::<TN>() * J as u32));
                 step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
                 base[J] = -MAGIC * step[J];
             });
@@ -655,20 +631,6 @@ fn joined(low: [u32; 4], high: [u32; 4]) -> [u32; 8] {
     [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
 }
 
-/// The words of a run of w as they are stored in shared memory. A 16-byte load fills four consecutive registers, which are
-/// in the four banks of the register file in order. If both operands began with word 0, each dp4a would read two registers
-/// of one bank, which takes two issue slots; so w begins with word 1.
-#[inline(always)]
-fn rotated([a, b, c, d]: [u32; 4]) -> [u32; 4] {
-    [b, c, d, a]
-}
-
-/// The inverse of [`rotated`].
-#[inline(always)]
-fn in_order([b, c, d, a]: [u32; 4]) -> [u32; 4] {
-    [a, b, c, d]
-}
-
 /// Threads that compute a tile of y from their part of k.
 pub(super) const fn threads(tn: u32) -> u32 {
     ROW_STEP * BN / tn
@@ -702,7 +664,8 @@ unsafe fn add_slices<const TM: usize, const TN: usize, const THREADS: u32>(
     }
 }
 
-/// Computes a tile by `S` slices of the block's threads: slice s takes tiles s, s + S, … of k.
+/// Computes a tile by `S` slices of the block's threads: slice s takes tiles s, s + S, … of k. With `STRAIGHT`, a thread's loads of
+/// w have no branches, which takes a few registers more.
 ///
 /// # Safety
 /// As the kernels below; `buffers` has the words of two [`Place`]s for each slice.
@@ -714,6 +677,7 @@ pub(super) unsafe fn tile<
     const TN: usize,
     const S: u32,
     const THREADS: u32,
+    const STRAIGHT: bool,
 >(
     output: impl Output,
     x: Rows<impl Order>,
@@ -725,6 +689,10 @@ pub(super) unsafe fn tile<
         1 => (thread::thread_idx_x(), 0),
         _ => (thread::thread_idx_x() % THREADS, thread::thread_idx_x() / THREADS),
     };
+    if STRAIGHT {
+        // SAFETY: a block has S · THREADS threads, as the kernels declare.
+        unsafe { assert_unchecked(tid < THREADS) };
+    }
     let (warp, lane) = (tid / 32, tid % 32);
     let across = apart::<TN>() / 8;
     let (row, column) = (warp / across * 4 + lane / 8, warp % across * 8 + lane % 8);
@@ -735,10 +703,10 @@ pub(super) unsafe fn tile<
     // previous barrier no thread reads the latter. A tile past the last, which a slice may get, is not loaded and is zeros.
     unsafe {
         let load = |index: u32| match S == 1 || index < tiles {
-            true => load::<W, BM, THREADS>(tid, x, w, output, index),
+            true => load::<W, BM, THREADS, STRAIGHT>(tid, x, w, output, index),
             false => Stage::zeros(),
         };
-        store::<W, BM, THREADS>(own, tid, x, w, output, slice, load(slice));
+        store::<W, BM, THREADS>(own, tid, x.live, slice, load(slice));
         sync_threads();
         let mut index = slice + S;
         let mut current = 0;
@@ -748,7 +716,7 @@ pub(super) unsafe fn tile<
             // compute
             multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column, x.live);
             current = Place::<W, BM>::WORDS - current;
-            store::<W, BM, THREADS>(own.at(current), tid, x, w, output, index, stage);
+            store::<W, BM, THREADS>(own.at(current), tid, x.live, index, stage);
             // sync
             sync_threads();
             index += S;
@@ -799,7 +767,7 @@ macro_rules! tiles {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     let output = GatedRows { quants, scales, n: n / 2, k: y_k, gates: 0, up: (w, n / 2) };
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { tile::<$format, 128, 8, 8, 1, { threads(8) }>(output, x, w, buffers) }
+                    unsafe { tile::<$format, 128, 8, 8, 1, { threads(8) }, true>(output, x, w, buffers) }
                 }
             })*
         }
@@ -840,7 +808,7 @@ macro_rules! tiles {
             let x = all_rows::<$bm>((p.x, p.x_scales), m, x_k);
             let w = Matrix { quants: p.w, scales: p.w_scales, k };
             // SAFETY: this kernel's contract is the body's.
-            unsafe { tile::<$format, $bm, $tm, $tn, $s, { threads($tn) }>(output, x, w, buffers) }
+            unsafe { tile::<$format, $bm, $tm, $tn, $s, { threads($tn) }, true>(output, x, w, buffers) }
         }
     };
 }
