@@ -25,6 +25,13 @@ fn gate(x: f32, s: f32) -> f32 {
     x * rcp(1.0 + exp(-s))
 }
 
+/// What tanh-GELU gates a value by: 2u, as (1 + tanh u)/2 = σ(2u).
+#[inline(always)]
+fn of_gelu(value: f32) -> f32 {
+    let cube = value * value * value;
+    1.595_769 * fma(0.044715, cube, value)
+}
+
 impl Epilogue {
     /// Writes one product.
     ///
@@ -41,9 +48,7 @@ impl Epilogue {
             if self.activation == SILU {
                 value = gate(value, value);
             } else if self.activation == GELU_TANH {
-                // (1 + tanh u)/2 = σ(2u)
-                let cube = value * value * value;
-                value = gate(value, 1.595_769 * fma(0.044715, cube, value));
+                value = gate(value, of_gelu(value));
             }
             if !self.residual.is_null() {
                 value += f32::load(self.residual.add(index));
@@ -76,8 +81,12 @@ impl Epilogue {
                 });
             }
             if self.activation == SILU || self.activation == GELU_TANH {
-                unroll!(J < 8 => if J < TN {
-                    unroll!(I < 8 => if I < TM { values[I][J] = self.activated(values[I][J]); });
+                let is_gelu = self.activation == GELU_TANH;
+                unroll!(I < 8 => if I < TM {
+                    unroll!(J < 8 => if J < TN {
+                        let value = values[I][J];
+                        values[I][J] = gate(value, if is_gelu { of_gelu(value) } else { value });
+                    });
                 });
             }
             if !self.residual.is_null() {
@@ -95,14 +104,5 @@ impl Epilogue {
                 });
             });
         }
-    }
-
-    /// The activation's value, SiLU's or GELU's.
-    #[inline(always)]
-    fn activated(&self, value: f32) -> f32 {
-        // (1 + tanh u)/2 = σ(2u)
-        let cube = value * value * value;
-        let of_gelu = 1.595_769 * fma(0.044715, cube, value);
-        gate(value, if self.activation == GELU_TANH { of_gelu } else { value })
     }
 }
