@@ -4,7 +4,8 @@
 //! shared memory. Shared memory is double-buffered: the next tile is loaded into registers while the current one is
 //! multiplied. 8 × 8 needs four 16-byte shared loads for 64 FMAs, smaller register tiles more for each FMA. Slices help where c
 //! has too few tiles for the warps that can be resident: two or four groups of threads share a tile, each takes every second
-//! or fourth BK rows, and their sums are added through shared memory at the end.
+//! or fourth BK rows, and their sums are added through shared memory at the end. Each four neighbours in a row of a tile are
+//! [turned](crate::device::banks), so that factors and sums are in different register banks.
 //! Source: Volkov & Demmel 2008, "Benchmarking GPUs to tune dense linear algebra"; the lanes' order within a warp is
 //! that of Gray's maxas SGEMM, where every 16-byte shared load is a broadcast without conflicts; slices as in CUTLASS's
 //! documentation ("sliced-K").

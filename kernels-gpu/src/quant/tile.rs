@@ -12,7 +12,7 @@
 //! 16 columns (Q6_K, at most 19 significant bits) take a third and a fourth.
 //!
 //! Tiles of 128 rows have few threads with 8 × 8 elements each, which take a third fewer shared loads than 8 × 4 and leave
-//! registers for operands in different banks.
+//! registers for operands in different banks: each four words of w are [turned](crate::device::banks) in shared memory.
 //!
 //! | kernel              | tile     | threads | when                                   |
 //! |---------------------|----------|---------|----------------------------------------|

@@ -235,7 +235,7 @@ pub(crate) mod tests {
             let plan = plan(&Query::plain(Layouts::Nn, [n; 3], 28));
             (plan.kernel, plan.splits)
         });
-        let sizes = [Size::Tile32, Size::Tile64x128, Size::Tile128, Size::Tile128];
+        let sizes = [Size::Tile64, Size::Tile64x128, Size::Tile64x128, Size::Tile128];
         assert_eq!(kernels, sizes.map(|size| (Kernel::Tile(size, Layouts::Nn), 1)));
     }
 
