@@ -261,7 +261,7 @@ mod tests {
             "",
             "{}",
             &WITH_POWER.replace("15.5", "-1"),
-            &BUILT_IN[0].1.replace("0.96", "0"),
+            &BUILT_IN[0].1.replace("\"tile128\": ", "\"tile128\": -"),
             &BUILT_IN[0].1.replace("\"rates\"", "\"rate\""),
         ] {
             assert!(Table::parse(text).is_err(), "{text}");
