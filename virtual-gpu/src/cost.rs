@@ -214,20 +214,22 @@ mod tests {
         ideal / seconds(kernel, blocks, threads, 1000.0)
     }
 
-    /// Another simulation of their loops, written apart from this one, gives 85, 84, 73, 66 and 53 % of the peak.
+    /// Multiply-adds' share of the issue slots of their loops, counted by the control codes (`scripts/sass-report`), bounds a tile. What warps
+    /// wait for takes up to a fifth of that.
     #[test]
     fn tiles_rank_as_their_machine_code_does() {
-        let shares = [
-            ("tile128", 2, 256),
-            ("wide128", 2, 128),
-            ("tile64x128", 4, 128),
-            ("tile32", 2, 256),
-            ("tile64", 3, 128),
-        ]
-        .map(|(tile, blocks, threads)| share(&format!("matmul_{tile}_nn_f32"), blocks, threads));
+        let tiles = [
+            ("wide128", 2, 128, 0.894),
+            ("tile128", 2, 256, 0.878),
+            ("tile64x128", 4, 128, 0.868),
+            ("tile64", 3, 128, 0.866),
+            ("tile32", 2, 256, 0.808),
+        ];
+        let shares =
+            tiles.map(|(tile, blocks, threads, _)| share(&format!("matmul_{tile}_nn_f32"), blocks, threads));
         assert!(shares.is_sorted_by(|a, b| a > b), "{shares:?}");
-        for (share, other) in shares.into_iter().zip([0.85, 0.84, 0.73, 0.66, 0.53]) {
-            assert!((share - other).abs() < 0.09, "{shares:?}");
+        for (share, (tile, _, _, slots)) in shares.into_iter().zip(tiles) {
+            assert!(share < slots && share > 0.8 * slots, "{tile}: {share} of {slots}");
         }
     }
 
