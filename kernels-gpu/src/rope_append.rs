@@ -18,11 +18,11 @@
 
 use crate::device::math::rsqrt;
 use crate::device::{Element, F16};
-use crate::kv::stored::{PAIRS, Row, each_pair};
+use crate::kv::stored::{PAIRS, Pairs, Row, each_pair};
 use crate::kv::{Storage, Stored, for_each_storage};
 use core::ptr::null_mut;
 use cuda_std::prelude::*;
-use cuda_std::{KernelInfo, KernelSpec};
+use cuda_std::{KernelInfo, KernelSpec, inlined};
 
 /// Heads that a block handles, each by a warp.
 pub const HEADS_PER_BLOCK: u32 = 4;
@@ -57,6 +57,8 @@ pub struct Append<T> {
     /// [2]: number of rows in the cache, and the first row's angle; or [2, rows]: each row's index in the cache, and its
     /// angle
     pub at: *const u32,
+    /// Elements between the two rows of `at` [2, rows]; else unused.
+    pub at_stride: u32,
     pub heads: u32,
     pub kv_heads: u32,
     /// dim / 2, at most [`MAX_DIM`] / 2.
@@ -70,12 +72,68 @@ pub struct Append<T> {
     pub exponent_bits: u32,
 }
 
+/// How heads are normalised and rotated: the fields of [`Append`].
+#[derive(Clone, Copy)]
+pub(crate) struct Rotation {
+    pub cos: *const f32,
+    pub sin: *const f32,
+    pub angles: u32,
+    pub half: u32,
+    pub eps: f32,
+}
+
+#[inlined]
+impl Rotation {
+    /// The lane's pairs of the head at `x`, normalised by `weight` if it is not null, and rotated by angle number `angle` unless the head
+    /// is one of values.
+    ///
+    /// # Safety
+    /// x and weight have 2 · half elements, in memory that nothing writes; all 32 lanes call it together with the same arguments.
+    pub unsafe fn head<T: Element>(self, x: *const T, weight: *const T, angle: u32, is_value: bool) -> Pairs {
+        let half = self.half;
+        let (mut low, mut high) = ([0.0f32; PAIRS], [0.0f32; PAIRS]);
+        let (mut of_low, mut of_high) = ([1.0f32; PAIRS], [1.0f32; PAIRS]);
+        let (mut cos, mut sin) = ([1.0f32; PAIRS], [0.0f32; PAIRS]);
+        let mut squares = 0.0;
+        let is_normed = !is_value && !weight.is_null();
+        let angle = angle.min(self.angles - 1) * half;
+        // all loads are in flight together
+        // SAFETY: columns of the head, and of an angle.
+        unsafe {
+            each_pair!(half, P, i => {
+                (low[P], high[P]) = (T::load(x.add(i as usize)), T::load(x.add((i + half) as usize)));
+                if is_normed {
+                    of_low[P] = T::load(weight.add(i as usize));
+                    of_high[P] = T::load(weight.add((i + half) as usize));
+                }
+                if !is_value {
+                    cos[P] = f32::load(self.cos.add((angle + i) as usize));
+                    sin[P] = f32::load(self.sin.add((angle + i) as usize));
+                }
+            });
+        }
+        each_pair!(half, P, i => squares += low[P] * low[P] + high[P] * high[P]);
+        if is_normed {
+            // SAFETY: all lanes are here.
+            let scale = rsqrt(unsafe { Sum.over::<32>(squares) } / (2 * half) as f32 + self.eps);
+            each_pair!(half, P, i => (low[P], high[P]) = (low[P] * scale * of_low[P], high[P] * scale * of_high[P]));
+        }
+        if !is_value {
+            each_pair!(half, P, i => {
+                (low[P], high[P]) = (low[P] * cos[P] - high[P] * sin[P], high[P] * cos[P] + low[P] * sin[P]);
+            });
+        }
+        [low, high]
+    }
+}
+
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
 unsafe fn append<T: Element, S: Stored, const EACH: bool>(p: Append<T>) {
-    let Append { q, qkv, cos, sin, q_weight, k_weight, at, eps, .. } = p;
-    let (row, dim) = (thread::block_idx_x(), 2 * p.half);
+    let Append { q, qkv, q_weight, k_weight, at, .. } = p;
+    let Append { cos, sin, angles, half, eps, .. } = p;
+    let (row, dim) = (thread::block_idx_x(), 2 * half);
     let head = thread::block_idx_y() * HEADS_PER_BLOCK + thread::thread_idx_x() / 32;
     let all_heads = p.heads + 2 * p.kv_heads;
     if head >= all_heads {
@@ -85,7 +143,7 @@ unsafe fn append<T: Element, S: Stored, const EACH: bool>(p: Append<T>) {
     // their capacity; what depends on the head is the same in all lanes of a warp.
     unsafe {
         let (past, first) = match EACH {
-            true => (*at.add(row as usize), *at.add((thread::grid_dim_x() + row) as usize)),
+            true => (*at.add(row as usize), *at.add((p.at_stride + row) as usize)),
             false => (*at, *at.add(1)),
         };
         let x = qkv.add(((row * all_heads + head) * dim) as usize);
@@ -96,40 +154,19 @@ unsafe fn append<T: Element, S: Stored, const EACH: bool>(p: Append<T>) {
             return;
         }
         let is_value = head >= p.heads + p.kv_heads;
-
-        let (mut low, mut high) = ([0.0f32; PAIRS], [0.0f32; PAIRS]);
-        let mut squares = 0.0;
-        each_pair!(p.half, P, i => {
-            (low[P], high[P]) = (T::load(x.add(i as usize)), T::load(x.add((i + p.half) as usize)));
-            squares += low[P] * low[P] + high[P] * high[P];
-        });
         let weight = if to_cache { k_weight } else { q_weight };
-        if !is_value && !weight.is_null() {
-            let scale = rsqrt(Sum.over::<32>(squares) / dim as f32 + eps);
-            each_pair!(p.half, P, i => {
-                low[P] *= scale * T::load(weight.add(i as usize));
-                high[P] *= scale * T::load(weight.add((i + p.half) as usize));
-            });
-        }
-        if !is_value {
-            let angle = first.saturating_add(after).min(p.angles - 1) * p.half;
-            each_pair!(p.half, P, i => {
-                let (cos, sin) = (f32::load(cos.add((angle + i) as usize)), f32::load(sin.add((angle + i) as usize)));
-                (low[P], high[P]) = (low[P] * cos - high[P] * sin, high[P] * cos + low[P] * sin);
-            });
-        }
+        let rotation = Rotation { cos, sin, angles, half, eps };
+        let pairs = rotation.head(x, weight, first.saturating_add(after), is_value);
         if to_cache {
             let kv_head = head - p.heads - if is_value { p.kv_heads } else { 0 };
             let (values, scales) = if is_value { (p.v, p.v_scales) } else { (p.k, p.k_scales) };
             let row = slot * p.kv_heads + kv_head;
-            S::store(Row { values, scales, exponent_bits: p.exponent_bits, row, half: p.half }, low, high);
+            let exponent_bits = p.exponent_bits;
+            S::store(Row { values, scales, exponent_bits, row, half, is_written: true }, pairs);
         } else {
             let (values, row) = (q.cast(), row * p.heads + head);
-            <*const T>::store(
-                Row { values, scales: null_mut(), exponent_bits: 0, row, half: p.half },
-                low,
-                high,
-            );
+            let row = Row { values, scales: null_mut(), exponent_bits: 0, row, half, is_written: true };
+            <*const T>::store(row, pairs);
         }
     }
 }

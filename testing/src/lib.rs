@@ -5,6 +5,7 @@
 
 mod activate;
 mod adamw8bit;
+mod append_attention;
 mod attention;
 mod attention_cached;
 mod backward;
@@ -53,6 +54,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         attention::cases,
         attention_cached::cases,
         paged_attention::cases,
+        append_attention::cases,
         chosen_attention::cases,
         int8_attention::cases,
         sparse_attention::cases,

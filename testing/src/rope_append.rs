@@ -8,9 +8,9 @@ use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, HeadNorms};
 use pascaline::{DType, Result, Tensor, TensorMut};
 
-const EPS: f32 = 1e-6;
+pub(super) const EPS: f32 = 1e-6;
 /// The contents of the caches before the op.
-const BEFORE: f32 = 77.0;
+pub(super) const BEFORE: f32 = 77.0;
 /// Rows after each cache, which the op must not write.
 const SPARE: usize = 2;
 
@@ -102,25 +102,30 @@ impl Append {
     /// Head `head` of row `row` by the definition.
     fn head(&self, inputs: &[HostTensor], row: usize, head: usize) -> Vec<f64> {
         let x = inputs[0].row(row * self.all_heads() + head);
-        let mut x: Vec<f64> = x.iter().copied().map(f64::from).collect();
         if head >= self.heads + self.kv_heads {
-            return x;
+            return x.iter().copied().map(f64::from).collect();
         }
-        if self.norms {
-            let squares: f64 = x.iter().map(|x| x * x).sum();
-            let scale = 1.0 / (squares / self.dim as f64 + f64::from(EPS)).sqrt();
-            let weight = &inputs[if head < self.heads { 3 } else { 4 }].values;
-            x.iter_mut().zip(weight).for_each(|(x, &weight)| *x *= scale * f64::from(weight));
-        }
+        let weight = &inputs[if head < self.heads { 3 } else { 4 }].values;
         let angle = (self.first + self.order(row)).min(self.angles - 1);
-        let (cos, sin, half) = (inputs[1].row(angle), inputs[2].row(angle), self.dim / 2);
-        let rotated = |i: usize| {
-            let (low, high) = (x[i % half], x[i % half + half]);
-            let (cos, sin) = (f64::from(cos[i % half]), f64::from(sin[i % half]));
-            if i < half { low * cos - high * sin } else { high * cos + low * sin }
-        };
-        (0..self.dim).map(rotated).collect()
+        rotated(x, self.norms.then_some(weight), [inputs[1].row(angle), inputs[2].row(angle)])
     }
+}
+
+/// A head of q or k, normalised if there is a weight, and rotated, by the definition.
+pub(super) fn rotated(x: &[f32], weight: Option<&Vec<f32>>, [cos, sin]: [&[f32]; 2]) -> Vec<f64> {
+    let mut x: Vec<f64> = x.iter().copied().map(f64::from).collect();
+    if let Some(weight) = weight {
+        let squares: f64 = x.iter().map(|x| x * x).sum();
+        let scale = 1.0 / (squares / x.len() as f64 + f64::from(EPS)).sqrt();
+        x.iter_mut().zip(weight).for_each(|(x, &weight)| *x *= scale * f64::from(weight));
+    }
+    let half = x.len() / 2;
+    let rotated = |i: usize| {
+        let (low, high) = (x[i % half], x[i % half + half]);
+        let (cos, sin) = (f64::from(cos[i % half]), f64::from(sin[i % half]));
+        if i < half { low * cos - high * sin } else { high * cos + low * sin }
+    };
+    (0..x.len()).map(rotated).collect()
 }
 
 impl Case for Append {

@@ -2,7 +2,7 @@
 
 use crate::common::{self, refused::refused};
 use pascaline::kv::{KvFormat, KvTensor};
-use pascaline::ops::{self, Activation, Attention, Epilogue, HeadNorms};
+use pascaline::ops::{self, Activation, Attention, Epilogue, HeadNorms, PAGE, Projection};
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Tensor};
 
@@ -127,6 +127,91 @@ fn rope_append() {
     assert_eq!(refused(run(&|call| call.at = f32s(&[2]))), ("dtype", "at"));
     assert_eq!(refused(run(&|call| call.norm = f32s(&[4]))), ("shape", "norms.q"));
     assert_eq!(refused(run(&|call| call.eps = f32::INFINITY)), ("unsupported", "eps"));
+}
+
+#[test]
+fn append_attention() {
+    struct Call {
+        qkv: Tensor,
+        out: Tensor,
+        k: KvTensor,
+        v: KvTensor,
+        at: Tensor,
+        pages: Option<[Tensor; 2]>,
+    }
+    let run = |change: &dyn Fn(&mut Call)| {
+        let mut call = Call {
+            qkv: f32s(&[2, 4, 16]),
+            out: f32s(&[2, 2, 16]),
+            k: cache([2 * PAGE, 1, 16], KvFormat::F32),
+            v: cache([2 * PAGE, 1, 16], KvFormat::F32),
+            at: zeros(&[2], DType::U32),
+            pages: None,
+        };
+        change(&mut call);
+        let Call { qkv, mut out, mut k, mut v, at, pages } = call;
+        let angles = f32s(&[3, qkv.dims()[2] / 2]);
+        let from = Projection { qkv: &qkv, cos: &angles, sin: &angles, norms: None, at: &at };
+        match &pages {
+            None => ops::append_attention_into(out.view_mut()?, [&mut k, &mut v], &from, None),
+            Some([tables, lens]) => {
+                let (out, kv) = (out.view_mut()?, [&mut k, &mut v]);
+                ops::paged_append_attention_into(out, kv, &from, [tables, lens], None)
+            }
+        }
+    };
+    assert_eq!(run(&|_| {}), Ok(()));
+    assert_eq!(refused(run(&|call| call.at = zeros(&[2, 2], DType::U32))), ("shape", "at"));
+    assert_eq!(refused(run(&|call| call.out = f32s(&[2, 4, 16]))), ("shape", "out"));
+    assert_eq!(refused(run(&|call| call.out = zeros(&[2, 2, 16], DType::F16))), ("dtype", "out"));
+    assert_eq!(refused(run(&|call| call.v = cache([2 * PAGE, 1, 16], KvFormat::F16))), ("unsupported", "v"));
+    let no_queries = |call: &mut Call| (call.qkv, call.out) = (f32s(&[2, 2, 16]), f32s(&[2, 0, 16]));
+    assert_eq!(refused(run(&no_queries)), ("shape", "qkv"));
+    let many = |call: &mut Call| (call.qkv, call.out) = (f32s(&[9, 4, 16]), f32s(&[9, 2, 16]));
+    assert_eq!(refused(run(&many)), ("unsupported", "qkv"));
+    let narrow = |call: &mut Call| {
+        (call.qkv, call.out) = (f32s(&[2, 4, 8]), f32s(&[2, 2, 8]));
+        (call.k, call.v) = (cache([2 * PAGE, 1, 8], KvFormat::F32), cache([2 * PAGE, 1, 8], KvFormat::F32));
+    };
+    assert_eq!(refused(run(&narrow)), ("unsupported", "head_dim"));
+    let uneven = |call: &mut Call| {
+        (call.qkv, call.out) = (f32s(&[2, 7, 16]), f32s(&[2, 3, 16]));
+        (call.k, call.v) = (cache([2 * PAGE, 2, 16], KvFormat::F32), cache([2 * PAGE, 2, 16], KvFormat::F32));
+    };
+    assert_eq!(refused(run(&uneven)), ("shape", "qkv"));
+
+    let paged = |change: &dyn Fn(&mut Call)| {
+        run(&|call| {
+            call.at = zeros(&[2, 2], DType::U32);
+            call.at.view_mut().unwrap().write(&[0u32, PAGE as u32, 0, 0]).unwrap();
+            call.pages = Some([zeros(&[2, 1], DType::U32), zeros(&[2], DType::U32)]);
+            change(call);
+        })
+    };
+    let pages = |call: &mut Call, tables: &[usize], lens: &[usize]| {
+        call.pages = Some([zeros(tables, DType::U32), zeros(lens, DType::U32)]);
+    };
+    assert_eq!(paged(&|_| {}), Ok(()));
+    assert_eq!(refused(paged(&|call| call.at = zeros(&[2], DType::U32))), ("shape", "at"));
+    assert_eq!(refused(paged(&|call| pages(call, &[3, 1], &[2]))), ("shape", "tables"));
+    assert_eq!(refused(paged(&|call| pages(call, &[2], &[2]))), ("shape", "tables"));
+    assert_eq!(refused(paged(&|call| pages(call, &[2, 1], &[3]))), ("shape", "lens"));
+    let floats = |call: &mut Call| call.pages = Some([f32s(&[2, 1]), zeros(&[2], DType::U32)]);
+    assert_eq!(refused(paged(&floats)), ("dtype", "tables"));
+    let no_page = |call: &mut Call| {
+        (call.k, call.v) = (cache([PAGE + 1, 1, 16], KvFormat::F32), cache([PAGE + 1, 1, 16], KvFormat::F32));
+    };
+    assert_eq!(refused(paged(&no_page)), ("shape", "k"));
+    let elsewhere = |call: &mut Call| {
+        let tables = Tensor::from_slice(&[7u32, 7], [2, 1], &Device::Cpu).unwrap();
+        let lens = Tensor::from_slice(&[1u32, 1], [2], &Device::Cpu).unwrap();
+        call.pages = Some([tables, lens]);
+    };
+    assert_eq!(refused(paged(&elsewhere)), ("unsupported", "tables"));
+    let half = |call: &mut Call| {
+        (call.qkv, call.out) = (zeros(&[2, 4, 16], DType::F16), zeros(&[2, 2, 16], DType::F16))
+    };
+    assert_eq!(refused(paged(&half)), ("dtype", "qkv"));
 }
 
 #[test]

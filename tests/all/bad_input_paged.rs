@@ -4,7 +4,7 @@
 use crate::common::refused::refused;
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::nn::{Attention, KvPages, Linear, PagedRows, PromptRows, Rope};
-use pascaline::ops::{self, PAGE};
+use pascaline::ops::{self, PAGE, Projection};
 use pascaline::{DType, Device, Result, Tensor};
 
 fn zeros(dims: &[usize], dtype: DType) -> Tensor {
@@ -183,10 +183,11 @@ fn modules() {
     };
     let each = |tables: &[usize], lens: &[usize]| PagedRows {
         each: Some([u32s(tables), u32s(lens)]),
+        distinct: true,
         prompts: vec![],
     };
     let prompt = |rows, len| PromptRows { rows, table: u32s(&[2]), len, sparse: None };
-    let prompts = |prompts| PagedRows { each: None, prompts };
+    let prompts = |prompts| PagedRows { prompts, ..PagedRows::default() };
     assert!(run(3, &each(&[3, 2], &[3])).is_ok());
     assert!(run(3, &prompts(vec![prompt(3, 20)])).is_ok());
     assert_eq!(refused(run(2, &each(&[3, 2], &[3]))), ("shape", "x"));
@@ -214,8 +215,16 @@ fn nothing_outside_of_the_pool_is_read() {
         let (cos, sin) = (Tensor::ones([1, 32], DType::F32, gpu), Tensor::zeros([1, 32], DType::F32, gpu));
         let at = Tensor::from_slice(&[0u32, 0], [2], gpu).unwrap();
         let views = [k.view_mut().unwrap(), v.view_mut().unwrap()];
-        let angles = [&cos.unwrap(), &sin.unwrap()];
-        ops::rope_append_into(q.view_mut().unwrap(), views, &qkv, angles, None, &at).unwrap();
+        let [cos, sin] = [cos.unwrap(), sin.unwrap()];
+        ops::rope_append_into(q.view_mut().unwrap(), views, &qkv, [&cos, &sin], None, &at).unwrap();
+        // appended to places that there are not: dropped, and the others are read
+        let places = Tensor::full(u32::MAX, [2, PAGE], gpu).unwrap();
+        let one = Tensor::full(u32::MAX, [2], gpu).unwrap();
+        let few = qkv.narrow(0, 0, 8).unwrap();
+        let from = Projection { qkv: &few, cos: &cos, sin: &sin, norms: None, at: &one };
+        let mut out = Tensor::zeros([8, 1, 64], DType::F32, gpu).unwrap();
+        ops::append_attention_into(out.view_mut().unwrap(), [&mut k, &mut v], &from, None).unwrap();
+        assert!(out.to_vec::<f32>().unwrap().iter().all(is_one), "{format}");
         for page in [1, 1 << 28, u32::MAX] {
             let table = Tensor::from_slice(&[page; 2], [2], gpu).unwrap();
             let mut out = Tensor::zeros([1, PAGE, 64], DType::F32, gpu).unwrap();
@@ -229,6 +238,10 @@ fn nothing_outside_of_the_pool_is_read() {
             let into = out.view_mut().unwrap();
             ops::paged_attention_each_into(into, &q, &k, &v, &tables, &lens, None).unwrap();
             assert!(out.to_vec::<f32>().unwrap().iter().all(is_one), "{format}, page {page}");
+            let from = Projection { qkv: &qkv, cos: &cos, sin: &sin, norms: None, at: &places };
+            let (into, kv) = (out.view_mut().unwrap(), [&mut k, &mut v]);
+            ops::paged_append_attention_into(into, kv, &from, [&tables, &lens], None).unwrap();
+            assert!(out.to_vec::<f32>().unwrap().iter().all(is_one), "{format}, page {page}, appended");
         }
     }
     assert_eq!(pascaline_virtual_gpu::take_findings(), []);

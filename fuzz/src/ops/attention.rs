@@ -4,8 +4,8 @@ use super::Op;
 use super::call::{Call, into};
 use super::plain::near;
 use pascaline::kv::{KvFormat, KvTensor};
-use pascaline::ops::{self, Attention, HeadNorms, PAGE, QUERIES_PER_CHOICE, SequenceKv};
-use pascaline::{DType, Result};
+use pascaline::ops::{self, Attention, HeadNorms, PAGE, Projection, QUERIES_PER_CHOICE, SequenceKv};
+use pascaline::{DType, Result, Tensor};
 
 pub(super) const OPS: &[Op] = &[
     ("attention", attention),
@@ -17,6 +17,8 @@ pub(super) const OPS: &[Op] = &[
     ("attention_over_tiles", over_tiles),
     ("int8_attention", int8_attention),
     ("rope_append", rope_append),
+    ("append_attention", append_attention),
+    ("paged_append_attention", paged_append_attention),
     ("block_mean", block_mean),
 ];
 
@@ -154,31 +156,90 @@ fn over_tiles(call: &mut Call) -> Result<()> {
     })
 }
 
+/// A projection with its tables and norms.
+struct Projected {
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    weights: Option<[Tensor; 2]>,
+}
+
+impl Projected {
+    fn new(call: &mut Call, qkv: &[usize], dtype: DType, angles: usize) -> Result<Self> {
+        let dim = qkv[2];
+        Ok(Self {
+            qkv: call.input(qkv, dtype)?,
+            cos: call.input(&[angles, dim / 2], DType::F32)?,
+            sin: call.input(&[angles, dim / 2], DType::F32)?,
+            weights: match call.below(2) {
+                0 => None,
+                _ => Some([call.input(&[dim], dtype)?, call.input(&[dim], dtype)?]),
+            },
+        })
+    }
+
+    fn with<'a>(&'a self, at: &'a Tensor) -> Projection<'a> {
+        let norms = self.weights.as_ref().map(|[q, k]| HeadNorms { q, k, eps: 1e-5 });
+        Projection { qkv: &self.qkv, cos: &self.cos, sin: &self.sin, norms, at }
+    }
+}
+
+/// Rows of several sequences go to different places, as the ops demand.
+fn places(call: &mut Call, rows: usize, capacity: usize) -> Result<Tensor> {
+    let first = call.below(capacity + 2);
+    let places = (0..2 * rows).map(|i| if i < rows { (first + i) as u32 } else { (i % 5) as u32 });
+    Tensor::from_slice(&places.collect::<Vec<_>>(), [2, rows], call.device)
+}
+
 fn rope_append(call: &mut Call) -> Result<()> {
     let (rows, heads, kv_heads) = (call.below(9), 1 + call.below(3), 1 + call.below(2));
     let (dim, capacity, angles) = (call.pick(&[16, 32, 2, 6, 64, 128, 7]), 1 + call.below(12), call.below(6));
     let (dtype, format) = (call.float(), call.pick(&KvFormat::ALL));
-    let qkv = call.input(&[rows, heads + 2 * kv_heads, dim], dtype)?;
-    let [cos, sin] =
-        [call.input(&[angles, dim / 2], DType::F32)?, call.input(&[angles, dim / 2], DType::F32)?];
-    // rows of several sequences go to different places, as the op demands
+    let projected = Projected::new(call, &[rows, heads + 2 * kv_heads, dim], dtype, angles)?;
     let at = match call.below(2) {
         0 => call.indices(&[2], capacity + 2)?,
-        _ => {
-            let first = call.below(capacity + 2);
-            let places = (0..2 * rows).map(|i| if i < rows { (first + i) as u32 } else { (i % 5) as u32 });
-            pascaline::Tensor::from_slice(&places.collect::<Vec<_>>(), [2, rows], call.device)?
-        }
+        _ => places(call, rows, capacity)?,
     };
-    let weights = match call.below(2) {
-        0 => None,
-        _ => Some([call.input(&[dim], dtype)?, call.input(&[dim], dtype)?]),
-    };
-    let norms = weights.as_ref().map(|[q, k]| HeadNorms { q, k, eps: 1e-5 });
     let mut kv = [(); 2].map(|()| KvTensor::uninitialized([capacity, kv_heads, dim], format, call.device));
     let [Ok(k), Ok(v)] = &mut kv else { return kv.into_iter().try_for_each(|kv| kv.map(drop)) };
     let mut q = call.output(&[rows, heads, dim], dtype, near(dtype, 5e-5, 2e-5))?;
-    into!(call, q => ops::rope_append_into(q.view()?, [k.view_mut()?, v.view_mut()?], &qkv, [&cos, &sin], norms, &at))
+    let Projection { qkv, cos, sin, norms, at } = projected.with(&at);
+    into!(call, q => ops::rope_append_into(q.view()?, [k.view_mut()?, v.view_mut()?], qkv, [cos, sin], norms, at))
+}
+
+fn append_attention(call: &mut Call) -> Result<()> {
+    let (rows, kv_heads, group) = (call.below(10), 1 + call.below(2), 1 + call.below(3));
+    let (dim, capacity, angles) = (head_dim(call), 1 + call.below(40), call.below(6));
+    // a rounded key may be either of two neighbours
+    let (format, scale) = (KvFormat::F32, call.pick(&[None, Some(0.25), Some(0.0)]));
+    let [mut k, mut v] = stored(call, capacity, kv_heads, dim, format)?;
+    let heads = kv_heads * group;
+    let projected = Projected::new(call, &[rows, heads + 2 * kv_heads, dim], DType::F32, angles)?;
+    let at = call.indices(&[2], capacity + 2)?;
+    let mut out = call.output(&[rows, heads, dim], DType::F32, near(DType::F32, 1e-4, 2e-5))?;
+    into!(call, out => ops::append_attention_into(out.view()?, [&mut k, &mut v], &projected.with(&at), scale))
+}
+
+fn paged_append_attention(call: &mut Call) -> Result<()> {
+    let (rows, kv_heads, group) = (call.below(4), 1 + call.below(2), 1 + call.below(3));
+    let (dim, angles, scale) = (head_dim(call), call.below(6), call.pick(&[None, Some(0.25)]));
+    let [mut k, mut v] = stored(call, 4 * PAGE, kv_heads, dim, KvFormat::F32)?;
+    let heads = kv_heads * group;
+    let projected = Projected::new(call, &[rows, heads + 2 * kv_heads, dim], DType::F32, angles)?;
+    // a page of its own for each sequence, which its tokens fill in part
+    let pages: Vec<u32> = (0..rows as u32).map(|i| 3 - i).collect();
+    let before: Vec<u32> = (0..rows).map(|_| call.below(PAGE) as u32).collect();
+    let slots: Vec<u32> =
+        pages.iter().zip(&before).map(|(page, before)| page * PAGE as u32 + before).collect();
+    let at = Tensor::from_slice(&[&slots[..], &before].concat(), [2, rows], call.device)?;
+    let tables = Tensor::from_slice(&pages, [rows, 1], call.device)?;
+    let lens =
+        Tensor::from_slice(&before.iter().map(|len| len + 1).collect::<Vec<_>>(), [rows], call.device)?;
+    let mut out = call.output(&[rows, heads, dim], DType::F32, near(DType::F32, 1e-4, 2e-5))?;
+    into!(call, out => {
+        let from = projected.with(&at);
+        ops::paged_append_attention_into(out.view()?, [&mut k, &mut v], &from, [&tables, &lens], scale)
+    })
 }
 
 fn block_mean(call: &mut Call) -> Result<()> {

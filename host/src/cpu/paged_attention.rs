@@ -64,6 +64,18 @@ pub(super) fn check_pages(
     }
 }
 
+/// [`check_pages`] of sequences with a row of `tables` and an entry of `lens` each.
+pub(crate) fn check_tables(
+    at: [&'static str; 2],
+    tables: &Tensor,
+    lens: &[u32],
+    last_row: usize,
+) -> Result<()> {
+    let Some(&width) = tables.dims().last().filter(|&&width| width > 0) else { return Ok(()) };
+    let mut of_sequences = slice::<u32>(tables)?.chunks_exact(width).zip(lens);
+    of_sequences.try_for_each(|(table, &len)| check_pages(at, table, len as usize, last_row))
+}
+
 /// Attention of problem.batch sequences, each with a row of `tables` and an entry of `lens`. Errors name `argument`.
 ///
 /// # Errors
@@ -78,9 +90,7 @@ pub(crate) fn paged_attention(
     problem: &Problem,
 ) -> Result<()> {
     let width = tables.dims().last().copied().unwrap_or(0);
+    check_tables(["paged_attention", argument], tables, lens, last_row)?;
     let tables = if width == 0 { &[][..] } else { slice::<u32>(tables)? };
-    for (table, &len) in tables.chunks_exact(width.max(1)).zip(lens) {
-        check_pages(["paged_attention", argument], table, len as usize, last_row)?;
-    }
     attention_over(out, q, kv, problem, &Paged { problem, tables, width, lens })
 }

@@ -1,25 +1,20 @@
 //! Splits a fused projection: q is normalised and rotated, k and v also appended to the cache.
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
+use crate::Result;
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvMut};
 use crate::parallel::InTasks;
-use crate::problem::rope_append::{HeadNorms, Outputs};
+use crate::problem::rope_append::{Outputs, Projection};
 use crate::simd::vectorized;
-use crate::{Result, Tensor};
 use half::f16;
 use kernels_gpu::float16::encode;
 use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
 use std::borrow::Cow;
 
-pub(crate) fn rope_append(
-    Outputs { mut q, mut k, mut v }: Outputs,
-    qkv: &Tensor,
-    [cos, sin]: [&Tensor; 2],
-    norms: Option<HeadNorms>,
-    at: &Tensor,
-) -> Result<()> {
+pub(crate) fn rope_append(Outputs { mut q, mut k, mut v }: Outputs, projection: &Projection) -> Result<()> {
+    let &Projection { qkv, cos, sin, norms, at } = projection;
     let [rows, all_heads, dim] = [0, 1, 2].map(|d| qkv.dims()[d]);
     if qkv.shape().elements() == 0 {
         return Ok(());
@@ -27,11 +22,12 @@ pub(crate) fn rope_append(
     let (capacity, kv_heads, angles) = (k.dims[0], k.dims[1], cos.dims()[0]);
     let heads = all_heads - 2 * kv_heads;
     let (cos, sin) = (slice::<f32>(cos)?, slice::<f32>(sin)?);
-    let (each, at) = (at.dims().len() == 2, slice::<u32>(at)?);
+    let at = slice::<u32>(at)?;
     // each row's cache row and position
+    let each = projection.each();
     let place = |row: usize| match each {
-        true => (at[row] as usize, at[rows + row] as usize),
-        false => (at[0] as usize + row, at[1] as usize + row),
+        Some(stride) => (at[row] as usize, at[stride + row] as usize),
+        None => (at[0] as usize + row, at[1] as usize + row),
     };
     with_float!(qkv.dtype(), T => {
         let qkv = slice::<T>(qkv)?;

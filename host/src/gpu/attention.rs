@@ -1,10 +1,12 @@
 //! Attention: kernels, grids and the scratch memory for partial results.
 
 use super::DeviceElement;
+use super::rope_append::{addresses, norms};
 use crate::cuda::{COUNTERS, CudaDevice};
-use crate::kv::KvView;
+use crate::kv::{KvMut, KvView};
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::{HeadStrides, Problem};
+use crate::problem::rope_append::Projection;
 use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::{KernelParams, KernelSpec};
 use kernels_gpu::attention::decode::{Decode, Instance, Instances};
@@ -183,11 +185,9 @@ fn launch_attention<Q: DeviceElement>(
     let exponent_bits = kv[0].format.exponent_bits();
     let (out_strides, q_strides) = (strides(problem.out), strides(problem.q));
     let (k_strides, v_strides) = (strides(problem.k), strides(problem.v));
-    let (num_q_heads, num_kv_heads) = (problem.num_q_heads as u32, problem.num_kv_heads as u32);
+    let num_q_heads = problem.num_q_heads as u32;
     let (q_len, kv_len, head_dim) = (problem.q_len as u32, problem.kv_len as u32, problem.head_dim as u32);
     let (group, causal) = (problem.group() as u32, u32::from(problem.causal));
-    let scale_log2 = scale_log2(problem);
-    let multiprocessors = device.properties().multiprocessors;
 
     if problem.q_len > MAX_DECODE_QUERIES {
         let kernel = for_columns(kernels.prefill, problem.head_dim);
@@ -208,7 +208,7 @@ fn launch_attention<Q: DeviceElement>(
                 q_len,
                 kv_len,
                 head_dim,
-                scale_log2,
+                scale_log2: scale_log2(problem),
                 causal,
                 longest_first: parts.longest_first,
                 parts_log2: parts.log2,
@@ -220,44 +220,128 @@ fn launch_attention<Q: DeviceElement>(
         };
     }
 
-    let rows = problem.group() * problem.q_len;
-    let kernel = instance(&kernels.decode, problem.head_dim, rows);
-    let groups = rows.div_ceil(kernel.rows as usize);
-    let kv_heads = problem.batch * problem.num_kv_heads;
-    let (splits, keys_per_split) = split(kv_heads * groups, problem.kv_len, multiprocessors);
-    let records = if splits > 1 { heads * problem.q_len * splits } else { 0 };
-    let record_bytes = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
-    let partial = DeviceBuffer::uninitialized(device, records * record_bytes)?;
     let parameters = Decode {
         out,
-        partial: partial.ptr(),
-        counters: device.stream().counters() as *mut u32,
         q,
         k,
         v,
-        out_strides,
-        q_strides,
-        k_strides,
-        v_strides,
-        num_kv_heads,
-        group,
-        q_len,
-        kv_len,
-        head_dim,
-        keys_per_split: keys_per_split as u32,
-        scale_log2,
-        causal,
         past: past.map_or(ptr::null(), Tensor::ptr),
         exponent_bits,
         k_scales,
         v_scales,
+        ..decode(problem)
     };
-    let grid = [splits as u32, kv_heads as u32, groups as u32];
     // SAFETY: the caller has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and that all
     // tensors are on this stream; a TensorMut overlaps nothing, and keys and values are as their format says. `past` is one
-    // number. `partial` has a record for each row and split and is freed after the launch. `split` gives no more groups of
-    // blocks than the stream has counters.
+    // number.
+    unsafe { launch_decode(device, &kernels.decode, problem, parameters) }
+}
+
+/// The parameters that follow from the problem; the others are null and 0.
+fn decode<Q>(problem: &Problem) -> Decode<Q> {
+    Decode {
+        out: ptr::null_mut(),
+        partial: ptr::null_mut(),
+        counters: ptr::null_mut(),
+        q: ptr::null(),
+        k: ptr::null(),
+        v: ptr::null(),
+        out_strides: strides(problem.out),
+        q_strides: strides(problem.q),
+        k_strides: strides(problem.k),
+        v_strides: strides(problem.v),
+        num_kv_heads: problem.num_kv_heads as u32,
+        group: problem.group() as u32,
+        q_len: problem.q_len as u32,
+        kv_len: problem.kv_len as u32,
+        head_dim: problem.head_dim as u32,
+        keys_per_split: 0,
+        scale_log2: scale_log2(problem),
+        causal: u32::from(problem.causal),
+        past: ptr::null(),
+        exponent_bits: 0,
+        k_scales: ptr::null(),
+        v_scales: ptr::null(),
+        cos: ptr::null(),
+        sin: ptr::null(),
+        q_weight: ptr::null(),
+        k_weight: ptr::null(),
+        angles: 0,
+        eps: 0.0,
+    }
+}
+
+/// Launches the kernel for few queries, with the splits of its keys.
+///
+/// # Safety
+/// The parameters fulfil the kernel's contract for this problem, but for the splits and their memory.
+unsafe fn launch_decode<Q: DeviceElement>(
+    device: &CudaDevice,
+    kernels: &Instances<Decode<Q>>,
+    problem: &Problem,
+    parameters: Decode<Q>,
+) -> Result<()> {
+    let (rows, heads) = (problem.group() * problem.q_len, problem.batch * problem.num_q_heads);
+    let kernel = instance(kernels, problem.head_dim, rows);
+    let groups = rows.div_ceil(kernel.rows as usize);
+    let kv_heads = problem.batch * problem.num_kv_heads;
+    let multiprocessors = device.properties().multiprocessors;
+    let (splits, keys_per_split) = split(kv_heads * groups, problem.kv_len, multiprocessors);
+    let records = if splits > 1 { heads * problem.q_len * splits } else { 0 };
+    let record_bytes = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
+    let partial = DeviceBuffer::uninitialized(device, records * record_bytes)?;
+    let (counters, keys_per_split) = (device.stream().counters() as *mut u32, keys_per_split as u32);
+    let parameters = Decode { partial: partial.ptr(), counters, keys_per_split, ..parameters };
+    let grid = [splits as u32, kv_heads as u32, groups as u32];
+    // SAFETY: this function's contract. `partial` has a record for each row and split and is freed after the launch. `split` gives no more
+    // groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
+}
+
+/// Appends the rows of a projection to a cache, and lets them attend to it. The problem's q is in the projection.
+pub(crate) fn append(
+    device: &CudaDevice,
+    out: TensorMut,
+    kv: [KvMut; 2],
+    from: &Projection,
+    problem: &Problem,
+) -> Result<()> {
+    match from.qkv.dtype() {
+        DType::F16 => launch_append(device, &attention::OF_F16, out, kv, from, problem),
+        _ => launch_append(device, &Kernels::of(kv[0].format.storage()), out, kv, from, problem),
+    }
+}
+
+fn launch_append<Q: DeviceElement>(
+    device: &CudaDevice,
+    kernels: &Kernels<Q>,
+    out: TensorMut,
+    kv: [KvMut; 2],
+    from: &Projection,
+    problem: &Problem,
+) -> Result<()> {
+    let [(k, k_scales), (v, v_scales)] = [&kv[0], &kv[1]].map(addresses);
+    let ([q_weight, k_weight], eps) = norms(from);
+    let parameters = Decode {
+        out: out.ptr(),
+        q: from.qkv.ptr(),
+        k,
+        v,
+        past: from.at.ptr(),
+        exponent_bits: kv[0].format.exponent_bits(),
+        k_scales,
+        v_scales,
+        cos: from.cos.ptr(),
+        sin: from.sin.ptr(),
+        q_weight,
+        k_weight,
+        angles: from.cos.dims()[0] as u32,
+        eps,
+        ..decode(problem)
+    };
+    // SAFETY: `ops::append_attention_into` has checked types, shapes, that all are contiguous, of less than 2³¹ elements and on this stream,
+    // that there is an angle and that `at` has two numbers; both caches are borrowed exclusively, as is `out`, and are as their format says.
+    unsafe { launch_decode(device, &kernels.decode, problem, parameters) }
 }
 
 #[cfg(test)]

@@ -1,14 +1,18 @@
 //! Attention over pages: kernels, grids and the scratch memory for partial results.
 
 use super::attention::{by_width, instance, longest_first, pointers, scale_log2, strides};
+use super::rope_append::{addresses, norms};
 use crate::cuda::{COUNTERS, CudaDevice};
-use crate::kv::KvView;
+use crate::kv::{KvMut, KvView};
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::Problem;
+use crate::problem::rope_append::Projection;
 use crate::{Result, Tensor, TensorMut};
+use kernels_gpu::attention::decode::Instances;
 use kernels_gpu::attention::merge::partial_elements;
 use kernels_gpu::attention::paged::{Kernels, MIN_SPLIT_KEYS, PAGE, PagedDecode, PagedPrefill};
 use kernels_gpu::attention::prefill::QUERIES_PER_BLOCK;
+use std::ptr;
 
 /// Decode blocks that are resident on a multiprocessor of sm_61.
 const BLOCKS_PER_SM: u32 = 4;
@@ -33,81 +37,152 @@ pub(crate) fn each(
     last_row: u32,
     problem: &Problem,
 ) -> Result<()> {
-    let kernels = &Kernels::of(kv[0].format.storage());
-    let group = problem.group();
-    let groups = group.div_ceil(instance(&kernels.decode, problem.head_dim, group).rows as usize);
-    // the stream has a counter for each block of a split
-    let most = (COUNTERS / (problem.num_kv_heads * groups)).min(MAX_GRID_Y / problem.num_kv_heads).max(1);
-    for start in (0..problem.batch).step_by(most) {
-        let batch = most.min(problem.batch - start);
+    let kernels = &Kernels::of(kv[0].format.storage()).decode;
+    let [(k, k_scales), (v, v_scales)] = kv.map(pointers);
+    for (start, batch) in batches(kernels, problem) {
         let (q, tables, lens) =
             (q.narrow(0, start, batch)?, tables.narrow(0, start, batch)?, lens.narrow(0, start, batch)?);
-        let out = out.reborrow().narrow(0, start, batch)?;
-        launch_each(
-            device,
-            kernels,
-            out,
-            (&q, kv),
-            [&tables, &lens],
+        let problem = Problem { batch, ..*problem };
+        let parameters = PagedDecode {
+            out: out.reborrow().narrow(0, start, batch)?.ptr(),
+            tables: tables.ptr(),
+            lens: lens.ptr(),
+            q: q.ptr(),
+            k,
+            v,
+            width: tables.dims()[1] as u32,
             last_row,
-            &Problem { batch, ..*problem },
-        )?;
+            exponent_bits: kv[0].format.exponent_bits(),
+            k_scales,
+            v_scales,
+            ..decode(&problem)
+        };
+        // SAFETY: `ops::paged_attention_each_into` has checked types, shapes, the alignment of first elements and strides, spans
+        // below 2³¹, that the pool has a row and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and
+        // values are as their format says.
+        unsafe { launch_decode(device, kernels, &problem, parameters)? };
     }
     Ok(())
 }
 
-fn launch_each(
+/// As [`each`], of a projection whose keys and values are appended; the problem's q is in the projection.
+pub(crate) fn append(
     device: &CudaDevice,
-    kernels: &Kernels,
-    out: TensorMut,
-    (q, kv): (&Tensor, [KvView; 2]),
+    mut out: TensorMut,
+    kv: [KvMut; 2],
+    from: &Projection,
     [tables, lens]: [&Tensor; 2],
     last_row: u32,
     problem: &Problem,
 ) -> Result<()> {
-    let rows = problem.batch * problem.num_q_heads;
-    let (kernel, width) =
-        (instance(&kernels.decode, problem.head_dim, problem.group()), tables.dims()[1] as u32);
-    let groups = (problem.group() as u32).div_ceil(kernel.rows);
-    let num_kv_heads = problem.num_kv_heads as u32;
-    let splits = most_splits(num_kv_heads * groups, device.properties().multiprocessors);
-    let capacity = width * PAGE;
-    let in_grid = splits.min(capacity.div_ceil(MIN_SPLIT_KEYS)).max(1);
-    let records = if in_grid > 1 { rows * in_grid as usize } else { 0 };
-    let record_bytes = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
-    let partial = DeviceBuffer::uninitialized(device, records * record_bytes)?;
-    let [(k, k_scales), (v, v_scales)] = kv.map(pointers);
-    let parameters = PagedDecode {
-        out: out.ptr(),
-        partial: partial.ptr(),
-        counters: device.stream().counters() as *mut u32,
-        tables: tables.ptr(),
-        lens: lens.ptr(),
-        q: q.ptr(),
-        k,
-        v,
+    let kernels = &Kernels::of(kv[0].format.storage()).decode;
+    let [(k, k_scales), (v, v_scales)] = [&kv[0], &kv[1]].map(addresses);
+    let ([q_weight, k_weight], eps) = norms(from);
+    for (start, batch) in batches(kernels, problem) {
+        let (qkv, tables, lens) = (
+            from.qkv.narrow(0, start, batch)?,
+            tables.narrow(0, start, batch)?,
+            lens.narrow(0, start, batch)?,
+        );
+        let problem = Problem { batch, ..*problem };
+        let parameters = PagedDecode {
+            out: out.reborrow().narrow(0, start, batch)?.ptr(),
+            tables: tables.ptr(),
+            lens: lens.ptr(),
+            q: qkv.ptr(),
+            k,
+            v,
+            width: tables.dims()[1] as u32,
+            last_row,
+            exponent_bits: kv[0].format.exponent_bits(),
+            k_scales,
+            v_scales,
+            cos: from.cos.ptr(),
+            sin: from.sin.ptr(),
+            q_weight,
+            k_weight,
+            at: from.at.narrow(1, start, batch)?.ptr(),
+            at_stride: from.each().unwrap_or(0) as u32,
+            angles: from.cos.dims()[0] as u32,
+            eps,
+            ..decode(&problem)
+        };
+        // SAFETY: `ops::paged_append_attention_into` has checked types, shapes, that all are contiguous but for the rows of `at`, whose
+        // distance the kernel is told, of less than 2³¹ elements and on this stream, and that there are a row of the pool and an angle; the
+        // pool is borrowed exclusively, as is `out`, and is as its format says.
+        unsafe { launch_decode(device, kernels, &problem, parameters)? };
+    }
+    Ok(())
+}
+
+/// Where the sequences of each launch begin, and their number: the stream has a counter for each block of a split.
+fn batches(kernels: &Instances<PagedDecode>, problem: &Problem) -> impl Iterator<Item = (usize, usize)> {
+    let (group, batch) = (problem.group(), problem.batch);
+    let groups = group.div_ceil(instance(kernels, problem.head_dim, group).rows as usize);
+    let most = (COUNTERS / (problem.num_kv_heads * groups)).min(MAX_GRID_Y / problem.num_kv_heads).max(1);
+    (0..batch).step_by(most).map(move |start| (start, most.min(batch - start)))
+}
+
+/// The parameters that follow from the problem; the others are null and 0.
+fn decode(problem: &Problem) -> PagedDecode {
+    PagedDecode {
+        out: ptr::null_mut(),
+        partial: ptr::null_mut(),
+        counters: ptr::null_mut(),
+        tables: ptr::null(),
+        lens: ptr::null(),
+        q: ptr::null(),
+        k: ptr::null(),
+        v: ptr::null(),
         out_strides: strides(problem.out),
         q_strides: strides(problem.q),
         k_strides: strides(problem.k),
         v_strides: strides(problem.v),
-        num_kv_heads,
+        num_kv_heads: problem.num_kv_heads as u32,
         group: problem.group() as u32,
         head_dim: problem.head_dim as u32,
-        width,
-        capacity,
-        last_row,
-        splits,
+        width: 0,
+        last_row: 0,
+        splits: 0,
         scale_log2: scale_log2(problem),
-        exponent_bits: kv[0].format.exponent_bits(),
-        k_scales,
-        v_scales,
-    };
+        exponent_bits: 0,
+        k_scales: ptr::null(),
+        v_scales: ptr::null(),
+        cos: ptr::null(),
+        sin: ptr::null(),
+        q_weight: ptr::null(),
+        k_weight: ptr::null(),
+        at: ptr::null(),
+        at_stride: 0,
+        angles: 0,
+        eps: 0.0,
+    }
+}
+
+/// Launches the kernel for one query of each sequence, with the splits of their keys.
+///
+/// # Safety
+/// The parameters fulfil the kernel's contract for this problem, but for the splits and their memory.
+unsafe fn launch_decode(
+    device: &CudaDevice,
+    kernels: &Instances<PagedDecode>,
+    problem: &Problem,
+    parameters: PagedDecode,
+) -> Result<()> {
+    let kernel = instance(kernels, problem.head_dim, problem.group());
+    let groups = (problem.group() as u32).div_ceil(kernel.rows);
+    let num_kv_heads = problem.num_kv_heads as u32;
+    let splits = most_splits(num_kv_heads * groups, device.properties().multiprocessors);
+    let in_grid = splits.min((parameters.width * PAGE).div_ceil(MIN_SPLIT_KEYS)).max(1);
+    let records = if in_grid > 1 { problem.batch * problem.num_q_heads * in_grid as usize } else { 0 };
+    let record_bytes = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
+    let partial = DeviceBuffer::uninitialized(device, records * record_bytes)?;
+    let counters = device.stream().counters() as *mut u32;
+    let parameters = PagedDecode { partial: partial.ptr(), counters, splits, ..parameters };
     let grid = [in_grid, problem.batch as u32 * num_kv_heads, groups];
-    // SAFETY: `ops::paged_attention_each_into` has checked types, shapes, the alignment of first elements and strides, spans
-    // below 2³¹, that the pool has a row and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and
-    // values are as their format says. `partial` has a record for each row and split of the grid and is freed after the
-    // launch. A sequence has no more splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or
-    // more. `each` launches no more groups of blocks than the stream has counters.
+    // SAFETY: this function's contract. `partial` has a record for each row and split of the grid and is freed after the launch. A sequence
+    // has no more splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or more. `batches` gives no more
+    // groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 

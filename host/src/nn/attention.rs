@@ -9,8 +9,8 @@ use super::map::Map;
 use super::matrix::Change;
 use super::norm::RmsNorm;
 use super::sparse_prompt::SparsePrompt;
-use crate::kv::{KvFormat, KvMut};
-use crate::ops::{self, Epilogue, HeadNorms, QUERIES_PER_CHOICE, SequenceKv};
+use crate::kv::{KvFormat, KvMut, KvTensor};
+use crate::ops::{self, Epilogue, HeadNorms, Projection, QUERIES_PER_CHOICE, SequenceKv};
 use crate::problem::pieces::rows_per_launch;
 use crate::{DType, Device, Error, Result, Tensor, TensorMut};
 
@@ -185,22 +185,24 @@ impl Attention {
             let ((q, eps), (k, _)) = (q.parts(), k.parts());
             HeadNorms { q, k, eps }
         });
-        let mut q = Tensor::uninitialized([rows, heads, d], DType::F32, device)?;
-        let mut append = |k: KvMut, v: KvMut| {
-            ops::rope_append_into(q.view_mut()?, [k, v], &qkv, [&rope.cos, &rope.sin], norms, &rope.at)
-        };
+        let from = Projection { qkv: &qkv, cos: &rope.cos, sin: &rope.sin, norms, at: &rope.at };
         let out = match cache {
+            Cache::Contiguous(cache, _)
+                if rows <= ops::MAX_CACHED_QUERIES && self.options.causal && !is_int8 =>
+            {
+                let mut out = Tensor::uninitialized([rows, heads, d], DType::F32, device)?;
+                let to = out.view_mut()?;
+                cache.append(rows, |kv| ops::append_attention_into(to, kv, &from, self.options.scale))?;
+                out
+            }
             Cache::Contiguous(cache, sparse) => {
-                cache.append(rows, append)?;
+                let append =
+                    |[k, v]: [&mut KvTensor; 2]| appended(&from, heads, [k.view_mut()?, v.view_mut()?]);
+                let q = cache.append(rows, append)?;
                 drop(qkv);
-                self.attend_contiguous(&q, rope, cache, sparse, is_int8)?
+                self.attend_contiguous(&q, cache, sparse, is_int8)?
             }
-            Cache::Pages(pages, reads) => {
-                let [k, v] = pages.parts_mut()?;
-                append(k, v)?;
-                drop(qkv);
-                self.attend_pages(&q, pages, reads)?
-            }
+            Cache::Pages(pages, reads) => self.attend_pages(from, pages, reads)?,
         };
         out.reshape([rows, heads * d])
     }
@@ -209,19 +211,11 @@ impl Attention {
     fn attend_contiguous(
         &self,
         q: &Tensor,
-        rope: &Rope,
         cache: &LayerCache,
         sparse: Option<&SparsePrompt>,
         is_int8: bool,
     ) -> Result<Tensor> {
-        let (kv, rows) = (cache.parts(), q.dims()[0]);
-        if rows <= ops::MAX_CACHED_QUERIES && !is_int8 {
-            let ([k, v], past) = (kv, rope.at.narrow(0, 0, 1)?);
-            let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
-            let to = out.view_mut()?.swap_dims(0, 1)?;
-            ops::attention_cached_into(to, &q.swap_dims(0, 1)?, k, v, &past, &self.options)?;
-            return Ok(out);
-        }
+        let kv = cache.parts();
         let most = rows_per_launch(4 * cache.len() * self.num_heads * self.head_dim, &q.device());
         let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
         in_pieces(out.view_mut()?, q, cache.len(), self.options.causal, most, |to, q, start, seen| {
@@ -256,22 +250,42 @@ impl Attention {
         ops::attention_over_tiles_into(to, q, kv, &tiles, scale)
     }
 
-    /// Attention of q [rows, num_heads, head_dim] over pages; the output has q's shape.
-    fn attend_pages(&self, q: &Tensor, pages: &LayerPages, reads: &PagedRows) -> Result<Tensor> {
-        if q.dims()[0] != reads.len() {
-            return Err(misfit("Attention", "x", format!("[{}, hidden]", reads.len()), q));
+    /// Appends the rows of a projection to pages, and lets them attend; the output is [rows, num_heads, head_dim].
+    fn attend_pages(&self, from: Projection, pages: &mut LayerPages, reads: &PagedRows) -> Result<Tensor> {
+        let Projection { qkv, at, .. } = from;
+        let rows = qkv.dims()[0];
+        if rows != reads.len() {
+            return Err(misfit("Attention", "x", format!("[{}, hidden]", reads.len()), qkv));
         }
-        let ([k, v], scale) = (pages.parts(), self.options.scale);
-        let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
+        let scale = self.options.scale;
+        let mut out =
+            Tensor::uninitialized([rows, self.num_heads, self.head_dim], DType::F32, &qkv.device())?;
         let mut start = 0;
-        if let Some([tables, lens]) = &reads.each {
+        if let (Some([tables, lens]), true) = (&reads.each, reads.distinct) {
             start = lens.dims().first().copied().unwrap_or(0);
-            let to = out.view_mut()?.narrow(0, 0, start)?;
-            ops::paged_attention_each_into(to, &q.narrow(0, 0, start)?, k, v, tables, lens, scale)?;
+            let (qkv, at) = (qkv.narrow(0, 0, start)?, at.narrow(1, 0, start)?);
+            let (to, from) =
+                (out.view_mut()?.narrow(0, 0, start)?, Projection { qkv: &qkv, at: &at, ..from });
+            ops::paged_append_attention_into(to, pages.parts_mut(), &from, [tables, lens], scale)?;
+        }
+        let count = rows - start;
+        if count == 0 {
+            return Ok(out);
+        }
+        let (qkv, at) = (qkv.narrow(0, start, count)?, at.narrow(1, start, count)?);
+        let [k, v] = pages.parts_mut();
+        let from = Projection { qkv: &qkv, at: &at, ..from };
+        let q = appended(&from, self.num_heads, [k.view_mut()?, v.view_mut()?])?;
+        let (mut out_of_them, mut start) = (out.view_mut()?.narrow(0, start, count)?, 0);
+        let [k, v] = pages.parts();
+        if let (Some([tables, lens]), false) = (&reads.each, reads.distinct) {
+            start = lens.dims().first().copied().unwrap_or(0);
+            let (to, q) = (out_of_them.reborrow().narrow(0, 0, start)?, q.narrow(0, 0, start)?);
+            ops::paged_attention_each_into(to, &q, k, v, tables, lens, scale)?;
         }
         for PromptRows { rows, table, len, sparse } in &reads.prompts {
             let most = rows_per_launch(len.saturating_mul(4 * self.num_heads * self.head_dim), &q.device());
-            let (to, q) = (out.view_mut()?.narrow(0, start, *rows)?, q.narrow(0, start, *rows)?);
+            let (to, q) = (out_of_them.reborrow().narrow(0, start, *rows)?, q.narrow(0, start, *rows)?);
             in_pieces(to, &q, *len, true, most, |to, q, start, seen| match sparse {
                 Some(sparse) => self.attend_sparse(
                     to,
@@ -295,6 +309,14 @@ impl Attention {
     pub fn weight_bytes(&self) -> usize {
         self.qkv.weight_bytes() + self.out.weight_bytes()
     }
+}
+
+/// Appends a projection's keys and values; its q [rows, heads, head_dim].
+fn appended(from: &Projection, heads: usize, kv: [KvMut; 2]) -> Result<Tensor> {
+    let &Projection { qkv, cos, sin, norms, at } = from;
+    let mut q = Tensor::uninitialized([qkv.dims()[0], heads, qkv.dims()[2]], qkv.dtype(), &qkv.device())?;
+    ops::rope_append_into(q.view_mut()?, kv, qkv, [cos, sin], norms, at)?;
+    Ok(q)
 }
 
 /// Attention of q [rows, num_heads, head_dim] over `len` keys into `out` of q's shape, with at most `most` rows per launch.

@@ -1,6 +1,6 @@
 //! Keys and values of the tokens so far.
 
-use crate::kv::{KvFormat, KvMut, KvTensor};
+use crate::kv::{KvFormat, KvTensor};
 use crate::{Device, Error, Result};
 
 /// The keys and values of every layer. Between two forward passes all layers hold the same number of tokens.
@@ -162,15 +162,15 @@ impl LayerCache {
     ///
     /// # Errors
     /// [`Error::Shape`] if the cache has no room for them, and `write`'s errors; nothing is appended then.
-    pub(super) fn append(
+    pub(super) fn append<T>(
         &mut self,
         tokens: usize,
-        write: impl FnOnce(KvMut, KvMut) -> Result<()>,
-    ) -> Result<()> {
+        write: impl FnOnce([&mut KvTensor; 2]) -> Result<T>,
+    ) -> Result<T> {
         let len = self.room(tokens)?;
-        write(self.k.view_mut()?, self.v.view_mut()?)?;
+        let written = write([&mut self.k, &mut self.v])?;
         self.len = len;
-        Ok(())
+        Ok(written)
     }
 
     fn capacity(&self) -> usize {
@@ -228,6 +228,6 @@ mod tests {
         assert_eq!(cache.capacity(), 3);
         cache.reserve(8)?;
         assert_eq!(cache.capacity(), 8);
-        cache.layers_mut().iter_mut().try_for_each(|layer| layer.append(8, |_, _| Ok(())))
+        cache.layers_mut().iter_mut().try_for_each(|layer| layer.append(8, |_| Ok(())))
     }
 }

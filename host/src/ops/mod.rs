@@ -27,6 +27,7 @@
 //! expect broadcasting, and `-` and `/`, for which there are no kernels.
 
 mod activate;
+mod append_attention;
 mod attention;
 mod cast;
 mod cat;
@@ -60,7 +61,7 @@ pub use crate::problem::attention::Attention;
 pub use crate::problem::chosen_attention::{KEYS_PER_CHOICE, QUERIES_PER_CHOICE, SequenceKv};
 pub use crate::problem::experts::{ExpertRows, Routes};
 pub use crate::problem::matmul::{Matmul, Variant};
-pub use crate::problem::rope_append::HeadNorms;
+pub use crate::problem::rope_append::{HeadNorms, Projection};
 
 #[cfg(feature = "training")]
 #[path = "."]
@@ -106,6 +107,7 @@ pub use training::*;
 
 pub(crate) use activate::finish_into;
 pub use activate::{activate, activate_into};
+pub use append_attention::{append_attention_into, paged_append_attention_into};
 pub use attention::{MAX_CACHED_QUERIES, attention, attention_into};
 pub use attention::{attention_cached_into, attention_over_into};
 pub use cast::{cast, cast_into};

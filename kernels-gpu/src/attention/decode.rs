@@ -26,13 +26,17 @@
 //!    number of splits; their length follows from the number of keys.
 //! 8. Keys past the end are read from the last one and masked; columns past head_dim are read from the last ones and
 //!    q is 0 there.
+//! 9. q may be a fused projection, with the queries' own keys and values: [`appended`](super::appended).
 
+use super::appended::{Appended, KvHead, Rows};
 use super::merge::{Merge, Scratch, base};
 use super::tensors::{Floats, Strides, Tensors, by_width, not_zero, tensors, visible};
 use crate::device::math::{exp2, fma};
+use crate::device::order::opaque;
 use crate::device::unroll::unroll;
 use crate::device::{Element, F16};
 use crate::kv::{Stored, for_each_storage};
+use crate::rope_append::Rotation;
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
@@ -55,11 +59,12 @@ pub struct Decode<Q> {
     pub partial: *mut f32,
     /// With more than one split, [gridDim.y · gridDim.z] zeros; the kernel leaves them zero. Else not used.
     pub counters: *mut u32,
-    /// [b, num_q_heads, q_len, head_dim]
+    /// [b, num_q_heads, q_len, head_dim]; with `cos`, [b, num_q_heads + 2 · num_kv_heads, q_len, head_dim], whose further heads are
+    /// appended to k and v
     pub q: *const Q,
-    /// [b, num_kv_heads, kv_len, head_dim]
+    /// [b, num_kv_heads, kv_len, head_dim]; with `cos`, b is 1, and it is written
     pub k: *const u8,
-    /// [b, num_kv_heads, kv_len, head_dim]
+    /// As k.
     pub v: *const u8,
     pub out_strides: Strides,
     pub q_strides: Strides,
@@ -79,7 +84,8 @@ pub struct Decode<Q> {
     pub scale_log2: f32,
     /// 1 if causal, else 0.
     pub causal: u32,
-    /// Null, or [1]: then there are only past\[0\] + q_len keys, at most kv_len, and the splits divide these.
+    /// Null, or [1]: then there are only past\[0\] + q_len keys, at most kv_len, and the splits divide these. With `cos`, [2]: the number
+    /// of keys before the queries' own, at most kv_len, and the first query's angle.
     pub past: *const u32,
     /// Exponent bits of codes, 2 to 8; else not used.
     pub exponent_bits: u32,
@@ -87,6 +93,14 @@ pub struct Decode<Q> {
     pub k_scales: *const F16,
     /// As `k_scales`, for v.
     pub v_scales: *const F16,
+    /// Null, or [angles, head_dim / 2]: then q and k are normalised and rotated, as [`Append`](crate::rope_append::Append) says of these
+    /// fields, and queries attend causally.
+    pub cos: *const f32,
+    pub sin: *const f32,
+    pub q_weight: *const Q,
+    pub k_weight: *const Q,
+    pub angles: u32,
+    pub eps: f32,
 }
 
 /// A kernel for a number of rows and a width of heads.
@@ -118,16 +132,15 @@ pub(super) const fn shuffles(head_dim: u32, rows: u32, keys: u32) -> u32 {
     (head_dim / 8).ilog2() * rows * keys
 }
 
+/// The same of a kernel that may append: those of the queries' own keys, of a head's norm, and of storing it.
+pub(super) const fn shuffles_appending<S: Stored>(head_dim: u32, rows: u32) -> u32 {
+    shuffles(head_dim, rows, keys::<S>(rows as usize) as u32 + 1) + 5 + S::SHUFFLES
+}
+
 /// The first columns of the two pieces of four columns that lane `sub` of a key's lanes has.
 #[inline(always)]
 const fn pieces<S: Stored, const L: u32>(sub: u32) -> [u32; 2] {
     if S::APART { [sub * 4, (L + sub) * 4] } else { [sub * 8, sub * 8 + 4] }
-}
-
-/// The offset of query `row % q_len` of the kv head's query head `row / q_len`.
-#[inline(always)]
-fn row_offset(strides: Strides, batch: u32, first_head: u32, row: u32, q_len: u32) -> usize {
-    (strides.offset(batch, first_head + row / q_len) + row % q_len * strides.row) as usize
 }
 
 /// Which keys a block reads, and which rows attend to them.
@@ -172,8 +185,7 @@ struct Dense {
 }
 
 impl Dense {
-    /// The keys of a split. With `past`, the keys are those before it and the queries' own, at most `kv_len`, and the splits
-    /// divide these.
+    /// The keys of a split. With `past`, the keys are those before it and `own` more, at most `kv_len`, and the splits divide these.
     ///
     /// # Safety
     /// `past` is null or points to one number.
@@ -183,11 +195,12 @@ impl Dense {
         mut kv_len: u32,
         causal: bool,
         past: *const u32,
+        own: u32,
         mut keys_per_split: u32,
     ) -> (Self, u32) {
         if !past.is_null() {
             // SAFETY: `past` is not null, so it points to one number.
-            kv_len = kv_len.min(unsafe { *past }.saturating_add(q_len));
+            kv_len = kv_len.min(unsafe { *past }.saturating_add(own));
             keys_per_split = kv_len.div_ceil(thread::grid_dim_x().max(1)).next_multiple_of(KEY_STEP);
         }
         (Self { q_len, kv_len, causal }, keys_per_split)
@@ -220,16 +233,57 @@ impl Keys for Dense {
     }
 }
 
+/// The softmax of R rows over the keys so far: (m, l, acc).
+struct Softmax<const R: usize> {
+    m: [f32; R],
+    l: [f32; R],
+    acc: [[[f32; 4]; 2]; R],
+}
+
+#[inlined]
+impl<const R: usize> Softmax<R> {
+    /// m' = max(m, s); p = exp(s − m'), in place of s; l = exp(m − m') l + p; acc = exp(m − m') acc.
+    fn weigh<const U: usize>(&mut self, s: &mut [[f32; U]; R]) {
+        unroll!(I < 4 => {
+            if I < R {
+                let mut next = self.m[I];
+                unroll!(J < 4 => if J < U { next = next.max(s[I][J]); });
+                let rescale = exp2(self.m[I] - base(next));
+                self.m[I] = next;
+                self.l[I] *= rescale;
+                unroll!(E < 8 => { self.acc[I][E / 4][E % 4] *= rescale; });
+                unroll!(J < 4 => {
+                    if J < U {
+                        s[I][J] = exp2(s[I][J] - base(next));
+                        self.l[I] += s[I][J];
+                    }
+                });
+            }
+        });
+    }
+
+    /// acc += p v for one key.
+    fn add(&mut self, p: [f32; R], v: [f32; 8]) {
+        unroll!(I < 4 => {
+            if I < R {
+                unroll!(E < 8 => { self.acc[I][E / 4][E % 4] = fma(p[I], v[E], self.acc[I][E / 4][E % 4]); });
+            }
+        });
+    }
+}
+
 /// # Safety
 /// `t`: as [`Decode`] says, where kv heads are replaced by `units` of query heads that share keys; `scratch` belongs to the
 /// block, its `partial` and `counters` are as [`Decode`] says; keys_per_split · splits ≥ the number of keys. L = D / 8
-/// lanes.
+/// lanes. With `own`, q is a projection of the units' heads, and k and v have the rows that there is room for, which are not among
+/// the keys.
 #[inline(always)]
 pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize, const U: usize, K: Keys>(
     t: Tensors<Q, Floats<Q, S>, S>,
     units: u32,
     keys_per_split: u32,
     work: K,
+    own: Option<Appended<Q>>,
     scratch: Scratch,
 ) {
     let Tensors { out, factors: Floats { q, k }, v, group, q_len, head_dim, scale_log2, .. } = t;
@@ -247,7 +301,8 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
     let (slot, sub) = (tid / L, tid % L);
     let split = thread::block_idx_x();
     let (batch, unit) = (thread::block_idx_y() / units, thread::block_idx_y() % units);
-    let (rows, first_row, first_head) = (group * q_len, thread::block_idx_z() * R as u32, unit * group);
+    let (count, first) = (group * q_len, thread::block_idx_z() * R as u32);
+    let rows = Rows { first, count, q_len, first_head: unit * group };
     let start = split * keys_per_split;
     let end = (start + keys_per_split).min(work.count());
     let [low, high] = pieces::<S, L>(sub);
@@ -279,29 +334,65 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
     }
 
     // q [R, D], scaled
-    let mut query = [[0.0f32; 8]; R];
+    let mut query = [[[0.0f32; 4]; 2]; R];
     let mut sights = [work.row(0, 0); R];
+    let of_row = |strides: Strides, head, i| (strides.offset(batch, head) + i * strides.row) as usize;
+    let own_keys = if split + 1 == work.splits() { q_len } else { 0 };
+    if let Some(own) = own {
+        let kv = KvHead { number: unit, count: units, first: units * group };
+        // SAFETY: the caller's projection, k and v. R is 1 for one query and 2 for two at most, and there are 8 at most; so shared memory
+        // has the rows, 8 R of D or more.
+        unsafe {
+            core::hint::assert_unchecked(2 * own.rotation.half <= d);
+            let x = |head, i| q.wrapping_add(of_row(q_strides, head, i));
+            own.rotate::<S, R>(rows, own_keys, kv, x, (scratch.acc, d));
+        }
+    }
     unroll!(I < 4 => {
         if I < R {
-            let row = (first_row + I as u32).min(rows - 1);
-            sights[I] = work.row(row % q_len, end);
-            // SAFETY: the row and both pieces are inside q, at a multiple of four columns from an aligned address.
-            let (a, b) = unsafe {
-                let q = q.add(row_offset(q_strides, batch, first_head, row, q_len));
-                (Q::load4(q.add(read[0] as usize)), Q::load4(q.add(read[1] as usize)))
-            };
-            let (factor_a, factor_b) =
-                (if low < head_dim { scale_log2 } else { 0.0 }, if high < head_dim { scale_log2 } else { 0.0 });
-            unroll!(E < 4 => {
-                query[I][E] = a[E] * factor_a;
-                query[I][E + 4] = b[E] * factor_b;
-            });
+            let (head, i) = rows.at(I as u32);
+            sights[I] = work.row(i, end);
+            // SAFETY: the row and both pieces are inside q, or written before the barrier, at multiples of four columns from an aligned
+            // address.
+            unsafe {
+                query[I] = match own {
+                    Some(_) => read.map(|column| scratch.acc.get4(I as u32 * d + column)),
+                    None => read.map(|column| Q::load4(q.add(of_row(q_strides, head, i) + column as usize))),
+                };
+            }
+            let factors = [low, high].map(|column| if column < head_dim { scale_log2 } else { 0.0 });
+            unroll!(E < 8 => { query[I][E / 4][E % 4] *= factors[E / 4]; });
         }
     });
+    let score = |i: usize, k: [f32; 8]| {
+        let mut s = 0.0;
+        unroll!(E < 8 => { s = fma(query[i][E / 4][E % 4], k[E], s); });
+        s
+    };
 
-    let mut acc = [[[0.0f32; 4]; 2]; R];
-    let mut m = [f32::NEG_INFINITY; R];
-    let mut l = [0.0f32; R];
+    let mut softmax = Softmax { m: [f32::NEG_INFINITY; R], l: [0.0; R], acc: [[[0.0; 4]; 2]; R] };
+    if let Some(own) = own {
+        if own_keys > 0 {
+            // slot i begins with key i, which queries from i on attend to
+            let is_there = slot < own.room.min(own_keys);
+            let pair = (R as u32 + 2 * slot.min(own_keys - 1)) * d;
+            // SAFETY: all lanes of the block are here; the key and its value are written before the barrier.
+            unsafe {
+                let [[k0, k1, k2, k3], [k4, k5, k6, k7]] = read.map(|column| scratch.acc.get4(pair + column));
+                let mut s = [0.0; R];
+                unroll!(I < 4 => if I < R { s[I] = Sum.over::<L>(score(I, [k0, k1, k2, k3, k4, k5, k6, k7])); });
+                let v = read.map(|column| scratch.acc.get4(pair + d + column));
+                unroll!(I < 4 => {
+                    if I < R && is_there && slot <= rows.at(I as u32).1 {
+                        (softmax.m[I], softmax.l[I], softmax.acc[I]) = (s[I], 1.0, v);
+                    }
+                });
+            }
+        }
+        thread::sync_threads(); // before this memory has other contents
+        key = opaque(key); // else a register has the result of `key < end` all the while
+    }
+
     while key < end {
         let values = load(v, v_head, v_strides.row, key);
 
@@ -310,11 +401,7 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
         unroll!(J < 4 => {
             if J < U {
                 let k = k.values8(keys[J]);
-                unroll!(I < 4 => {
-                    if I < R {
-                        unroll!(E < 8 => { s[I][J] = fma(query[I][E], k[E], s[I][J]); });
-                    }
-                });
+                unroll!(I < 4 => if I < R { s[I][J] = score(I, k); });
             }
         });
         let first = key;
@@ -339,42 +426,35 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
                 });
             }
         });
-
-        // m' = max(m, s); p = exp(s − m'); acc = exp(m − m') acc + p v
-        unroll!(I < 4 => {
-            if I < R {
-                let mut next = m[I];
-                unroll!(J < 4 => if J < U { next = next.max(s[I][J]); });
-                let rescale = exp2(m[I] - base(next));
-                m[I] = next;
-                l[I] *= rescale;
-                unroll!(E < 8 => { acc[I][E / 4][E % 4] *= rescale; });
-                unroll!(J < 4 => {
-                    if J < U {
-                        s[I][J] = exp2(s[I][J] - base(next));
-                        l[I] += s[I][J];
-                    }
-                });
-            }
-        });
+        softmax.weigh(&mut s);
         unroll!(J < 4 => {
             if J < U {
-                let v = v.values8(values[J]);
-                unroll!(I < 4 => {
-                    if I < R {
-                        unroll!(E < 8 => { acc[I][E / 4][E % 4] = fma(s[I][J], v[E], acc[I][E / 4][E % 4]); });
-                    }
-                });
+                let mut p = [0.0; R];
+                unroll!(I < 4 => if I < R { p[I] = s[I][J]; });
+                softmax.add(p, v.values8(values[J]));
             }
         });
     }
 
     let splits = work.splits();
-    let merge = Merge { scratch, first_row, rows, slot, slots, columns: [low, high], d, head_dim, splits };
+    let Softmax { m, l, acc } = softmax;
+    let merge = Merge {
+        scratch,
+        first_row: first,
+        rows: count,
+        slot,
+        slots,
+        columns: [low, high],
+        d,
+        head_dim,
+        splits,
+    };
     // SAFETY: all threads are here, out has the row, and the scratch memory is this block's and large enough (this
     // function's contract).
     unsafe {
-        merge.finish::<Q, R>(m, l, acc, |row| out.add(row_offset(out_strides, batch, first_head, row, q_len)))
+        merge.finish::<Q, R>(m, l, acc, |row| {
+            out.add(of_row(out_strides, unit * group + row / q_len, row % q_len))
+        })
     }
 }
 
@@ -419,7 +499,7 @@ macro_rules! kernels {
         /// launched as [`Instance::spec`] says.
         #[kernel(
             name = concat!($of_width, $of_rows, $types), block = THREADS, min_blocks = 4,
-            module = concat!($of_width, "_", $types), shuffles = shuffles($d, $rows, keys::<$stored>($rows) as u32),
+            module = concat!($of_width, "_", $types), shuffles = shuffles_appending::<$stored>($d, $rows),
             shared(
                 acc: [f32; acc_elements($rows)], m: [f32; state_elements($d, $rows)], l: [f32; state_elements($d, $rows)]
             )
@@ -427,11 +507,28 @@ macro_rules! kernels {
         pub unsafe fn $name(p: Decode<$q>) {
             let [k, v] = <$stored>::of([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
             let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
-            // SAFETY: `past` is null or points to one number; the other parameters fulfil `decode`'s contract.
+            // SAFETY: `past` is null, or points to one number, and to two with `cos`; the other parameters fulfil `decode`'s contract.
             unsafe {
-                let (work, keys_per_split) = Dense::new(p.q_len, p.kv_len, p.causal != 0, p.past, p.keys_per_split);
+                let appends = !p.cos.is_null();
+                let (causal, queries) = (p.causal != 0 && !appends, if appends { 0 } else { p.q_len });
+                let (work, keys_per_split) =
+                    Dense::new(p.q_len, p.kv_len, causal, p.past, queries, p.keys_per_split);
+                let own = appends.then(|| {
+                    let past = *p.past;
+                    Appended {
+                        rotation: Rotation { cos: p.cos, sin: p.sin, angles: p.angles, half: p.head_dim / 2, eps: p.eps },
+                        q_weight: p.q_weight,
+                        k_weight: p.k_weight,
+                        angle: *p.past.add(1),
+                        row: past,
+                        room: p.kv_len.saturating_sub(past),
+                        k: (p.k.cast_mut(), p.k_scales.cast_mut()),
+                        v: (p.v.cast_mut(), p.v_scales.cast_mut()),
+                        exponent_bits: p.exponent_bits,
+                    }
+                });
                 decode::<_, _, { $d / 8 }, $rows, { keys::<$stored>($rows) }, _>(
-                    tensors!(p, k, v), p.num_kv_heads, keys_per_split, work, scratch,
+                    tensors!(p, k, v), p.num_kv_heads, keys_per_split, work, own, scratch,
                 )
             }
         }

@@ -17,6 +17,7 @@
 //! ‹t› is the type of q and out, followed by that of k and v where it differs: f32, f16, f32_f16. The cache's formats
 //! other than f32 and f16 ([`kv`](crate::kv)) have kernels for D = 128 only, which serve every head_dim up to 128.
 
+mod appended;
 pub mod backward;
 pub mod chosen;
 pub mod decode;

@@ -1,6 +1,6 @@
 //! Keys and values one by one: pointers to elements, and codes of a 16-bit float.
 
-use super::stored::{PAIRS, Row, Stored, each_pair};
+use super::stored::{Pairs, Row, Stored, each_pair};
 use crate::device::element::load_4_words;
 use crate::device::{Element, F16};
 use crate::float16::{Decoder, encode};
@@ -42,15 +42,20 @@ impl<T: Element> Stored for *const T {
         [a, b, c, d, e, f, g, h]
     }
 
-    unsafe fn store(Row { values, row, half, .. }: Row, low: [f32; PAIRS], high: [f32; PAIRS]) {
+    unsafe fn store(Row { values, row, half, is_written, .. }: Row, [mut low, mut high]: Pairs) -> Pairs {
         each_pair!(half, P, i => {
-            // SAFETY: columns of the row.
-            unsafe {
-                let at = values.cast::<T>().add((row * 2 * half + i) as usize);
-                *at = T::from_f32(low[P]);
-                *at.add(half as usize) = T::from_f32(high[P]);
+            let stored = [T::from_f32(low[P]), T::from_f32(high[P])];
+            if is_written {
+                // SAFETY: columns of the row.
+                unsafe {
+                    let at = values.cast::<T>().add((row * 2 * half + i) as usize);
+                    *at = stored[0];
+                    *at.add(half as usize) = stored[1];
+                }
             }
+            [low[P], high[P]] = stored.map(T::to_f32);
         });
+        [low, high]
     }
 }
 
@@ -91,18 +96,21 @@ impl Stored for Coded {
         [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
     }
 
-    unsafe fn store(
-        Row { values: codes, exponent_bits, row, half, .. }: Row,
-        low: [f32; PAIRS],
-        high: [f32; PAIRS],
-    ) {
+    unsafe fn store(row: Row, [mut low, mut high]: Pairs) -> Pairs {
+        let Row { values: codes, exponent_bits, row, half, is_written, .. } = row;
+        let decoder = Decoder::new(exponent_bits);
         each_pair!(half, P, i => {
-            // SAFETY: columns of the row.
-            unsafe {
-                let at = codes.cast::<u16>().add((row * 2 * half + i) as usize);
-                *at = encode(low[P], exponent_bits, true);
-                *at.add(half as usize) = encode(high[P], exponent_bits, true);
+            let stored = [encode(low[P], exponent_bits, true), encode(high[P], exponent_bits, true)];
+            if is_written {
+                // SAFETY: columns of the row.
+                unsafe {
+                    let at = codes.cast::<u16>().add((row * 2 * half + i) as usize);
+                    *at = stored[0];
+                    *at.add(half as usize) = stored[1];
+                }
             }
+            [low[P], high[P]] = decoder.both(stored[0] as u32 | (stored[1] as u32) << 16);
         });
+        [low, high]
     }
 }

@@ -1,6 +1,6 @@
 //! Q8_0: quants i8 \[w\], scales f16 \[w/32\] of a row, w = d padded to 32; a value is scale · quant.
 
-use super::stored::{PAIRS, Row, Stored, each_pair};
+use super::stored::{Pairs, Row, Stored, each_pair};
 use crate::device::element::{load_half, load_word};
 use crate::device::int8::load_pair;
 use crate::device::{Element, F16};
@@ -61,12 +61,9 @@ impl Stored for Q8_0 {
     }
 
     /// Block by block: a block's columns may be in either half, or in both. So appending a token changes no other token's scale.
-    unsafe fn store(
-        Row { values: quants, scales, row, half, .. }: Row,
-        low: [f32; PAIRS],
-        high: [f32; PAIRS],
-    ) {
+    unsafe fn store(row: Row, [mut low, mut high]: Pairs) -> Pairs {
         const WIDTH: u32 = BLOCK as u32;
+        let Row { values: quants, scales, row, half, is_written, .. } = row;
         let blocks = (2 * half).div_ceil(WIDTH);
         let mut block = 0;
         while block < blocks {
@@ -77,24 +74,28 @@ impl Stored for Q8_0 {
                 largest = if is_in(i + half) { largest.max(abs_bits(high[P])) } else { largest };
             });
             let number = row * blocks + block;
-            // SAFETY: all lanes are here; columns of the row's block.
-            unsafe {
-                let scale = scale_i8(f32::from_bits(Max.over::<32>(largest)));
-                let (inverse, quants) = (inverse(scale), quants.add((number * WIDTH) as usize));
-                each_pair!(half, P, i => {
-                    if is_in(i) {
-                        *quants.add((i % WIDTH) as usize) = quant_i8(low[P], inverse) as u8;
-                    }
-                    if is_in(i + half) {
-                        *quants.add(((i + half) % WIDTH) as usize) = quant_i8(high[P], inverse) as u8;
-                    }
-                });
-                if warp::lane_id() == 0 {
-                    *scales.cast::<Half>().add(number as usize) = stored_scale(scale);
+            // SAFETY: all lanes are here.
+            let scale = scale_i8(f32::from_bits(unsafe { Max.over::<32>(largest) }));
+            let (inverse, stored) = (inverse(scale), stored_scale(scale));
+            let put = |column: u32, value: f32| {
+                if !is_in(column) {
+                    return value;
                 }
+                let quant = quant_i8(value, inverse);
+                if is_written {
+                    // SAFETY: a column of the row's block.
+                    unsafe { *quants.add((number * WIDTH + column % WIDTH) as usize) = quant as u8 };
+                }
+                quant as f32 * F16(stored.0).to_f32()
+            };
+            each_pair!(half, P, i => (low[P], high[P]) = (put(i, low[P]), put(i + half, high[P])));
+            if is_written && warp::lane_id() == 0 {
+                // SAFETY: the scale of the row's block.
+                unsafe { *scales.cast::<Half>().add(number as usize) = stored };
             }
             block += 1;
         }
+        [low, high]
     }
 }
 

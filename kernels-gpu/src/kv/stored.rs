@@ -32,12 +32,15 @@ pub trait Stored: Copy {
     /// Converts the result of [`load8_words`](Self::load8_words).
     fn values8(self, words: [[u32; 4]; 2]) -> [f32; 8];
 
-    /// Writes a row; the lane has some pairs of it.
+    /// Writes a row, of which the lane has some pairs, and gives what reading it will give.
     ///
     /// # Safety
-    /// The row is inside the tensor; all 32 lanes call it together.
-    unsafe fn store(row: Row, low: [f32; PAIRS], high: [f32; PAIRS]);
+    /// The row is inside the tensor if it is written; all 32 lanes call it together.
+    unsafe fn store(row: Row, pairs: Pairs) -> Pairs;
 }
+
+/// A lane's columns of a row: those of the first half, and those of the second.
+pub type Pairs = [[f32; PAIRS]; 2];
 
 /// A row of 2·half columns for writing.
 #[derive(Clone, Copy)]
@@ -49,6 +52,8 @@ pub struct Row {
     /// Its number.
     pub row: u32,
     pub half: u32,
+    /// Whether it is written, the same in all lanes.
+    pub is_written: bool,
 }
 
 /// Pairs of columns, half a row apart, that a lane has of a row that is written.

@@ -38,22 +38,11 @@ impl Epilogue {
     /// # Safety
     /// `row` < m, `column` < n, and no other thread has this element.
     #[inline(always)]
-    pub unsafe fn write(&self, row: u32, column: u32, mut value: f32) {
-        let index = row as usize * self.n as usize + column as usize;
-        // SAFETY: `row` < m, `column` < n, and the element is this thread's alone: this function's contract.
+    pub unsafe fn write(&self, row: u32, column: u32, value: f32) {
+        // SAFETY: this function's contract.
         unsafe {
-            if !self.bias.is_null() {
-                value += f32::load(self.bias.add(column as usize));
-            }
-            if self.activation == SILU {
-                value = gate(value, value);
-            } else if self.activation == GELU_TANH {
-                value = gate(value, of_gelu(value));
-            }
-            if !self.residual.is_null() {
-                value += f32::load(self.residual.add(index));
-            }
-            *self.y.add(index) = value;
+            core::hint::assert_unchecked(column < self.n);
+            self.write_tile([[value]], [row, column], [0; 2], row + 1);
         }
     }
 

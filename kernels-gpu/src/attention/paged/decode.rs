@@ -3,17 +3,21 @@
 //! 1. A unit is a kv head of a sequence; the grid's y counts them over all sequences.
 //! 2. How many keys there are is read from device memory. The length of a split follows from it ([`keys_per_split`]), and blocks of
 //!    splits that a sequence does not have return at once.
-//! 3. A sequence without keys gives 0, as in the dense kernels; so a launch may have more rows than there are sequences.
+//! 3. A sequence's own key, where q is a fused projection, is the last of its length.
+//! 4. A sequence without keys gives 0, as in the dense kernels; so a launch may have more rows than there are sequences.
 
-use super::table::{Table, keys_per_split};
+use super::table::{PAGE, Table, keys_per_split};
+use crate::attention::appended::Appended;
 use crate::attention::decode::{
-    Instance, Instances, Keys, THREADS, acc_elements, decode, instance, keys, shuffles, state_elements,
+    Instance, Instances, Keys, THREADS, acc_elements, decode, instance, keys, shuffles_appending,
+    state_elements,
 };
 use crate::attention::merge::Scratch;
 use crate::attention::tensors::{Floats, Strides, Tensors, by_width};
 use crate::device::F16;
 use crate::device::element::load_word;
 use crate::kv::{Stored, for_each_storage};
+use crate::rope_append::Rotation;
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
@@ -28,9 +32,9 @@ pub struct PagedDecode {
     pub counters: *mut u32,
     /// The pages of each sequence: [sequences, width]
     pub tables: *const u32,
-    /// The number of keys of each sequence; those beyond `capacity` are ignored: [sequences]
+    /// The number of keys of each sequence; those beyond width · PAGE are ignored: [sequences]
     pub lens: *const u32,
-    /// [sequences, num_q_heads, head_dim]
+    /// [sequences, num_q_heads, head_dim]; with `cos`, [sequences, num_q_heads + 2 · num_kv_heads, head_dim]
     pub q: *const f32,
     /// [last_row + 1, num_kv_heads, head_dim]
     pub k: *const u8,
@@ -43,10 +47,8 @@ pub struct PagedDecode {
     pub num_kv_heads: u32,
     pub group: u32,
     pub head_dim: u32,
-    /// Entries of a table.
+    /// Entries of a table, so few that their keys make at most gridDim.x splits; width · PAGE is below 2³².
     pub width: u32,
-    /// The most keys of a sequence: at most width · PAGE, and so few that they make at most gridDim.x splits.
-    pub capacity: u32,
     /// The pool's last row.
     pub last_row: u32,
     /// The most splits that a sequence makes, whatever its length.
@@ -55,6 +57,15 @@ pub struct PagedDecode {
     pub exponent_bits: u32,
     pub k_scales: *const F16,
     pub v_scales: *const F16,
+    pub cos: *const f32,
+    pub sin: *const f32,
+    pub q_weight: *const f32,
+    pub k_weight: *const f32,
+    /// With `cos`, the row of the pool that each sequence's own key is written to, and `at_stride` later its query's angle: [sequences]
+    pub at: *const u32,
+    pub at_stride: u32,
+    pub angles: u32,
+    pub eps: f32,
 }
 
 /// The keys of one sequence.
@@ -129,7 +140,7 @@ macro_rules! kernels {
         /// launched as [`Kernels::decode`](crate::attention::paged::Kernels::decode) says.
         #[kernel(
             name = concat!($of_width, $of_rows, $types), block = THREADS, min_blocks = 4,
-            module = concat!($of_width, "_", $types), shuffles = shuffles($d, $rows, keys::<$stored>($rows) as u32),
+            module = concat!($of_width, "_", $types), shuffles = shuffles_appending::<$stored>($d, $rows),
             shared(
                 acc: [f32; acc_elements($rows)], m: [f32; state_elements($d, $rows)], l: [f32; state_elements($d, $rows)]
             )
@@ -141,7 +152,10 @@ macro_rules! kernels {
             // fulfil `decode`'s contract.
             unsafe {
                 let sequence = thread::block_idx_y() / p.num_kv_heads.max(1);
-                let len = load_word(p.lens.add(sequence as usize)).min(p.capacity);
+                let len = load_word(p.lens.add(sequence as usize));
+                // the last key of a length is the query's own, if the query is in a projection
+                let own = u32::from(!p.cos.is_null() && len > 0);
+                let len = (len - own).min(p.width * PAGE);
                 let keys_per_split = keys_per_split(len, p.splits);
                 let splits = len.div_ceil(keys_per_split).max(1);
                 if thread::block_idx_x() >= splits {
@@ -150,6 +164,20 @@ macro_rules! kernels {
                 let pages = p.tables.add((sequence * p.width) as usize);
                 let table = Table { pages, last_row: p.last_row };
                 let work = Paged { table, len, splits, num_kv_heads: p.num_kv_heads };
+                let appended = (!p.cos.is_null()).then(|| {
+                    let row = load_word(p.at.add(sequence as usize));
+                    Appended {
+                        rotation: Rotation { cos: p.cos, sin: p.sin, angles: p.angles, half: p.head_dim / 2, eps: p.eps },
+                        q_weight: p.q_weight,
+                        k_weight: p.k_weight,
+                        angle: load_word(p.at.add((p.at_stride + sequence) as usize)),
+                        row,
+                        room: if row > p.last_row { 0 } else { own },
+                        k: (p.k.cast_mut(), p.k_scales.cast_mut()),
+                        v: (p.v.cast_mut(), p.v_scales.cast_mut()),
+                        exponent_bits: p.exponent_bits,
+                    }
+                });
                 let tensors = Tensors {
                     out: p.out,
                     factors: Floats { q: p.q, k },
@@ -164,7 +192,7 @@ macro_rules! kernels {
                     scale_log2: p.scale_log2,
                 };
                 decode::<_, _, { $d / 8 }, $rows, { keys::<$stored>($rows) }, _>(
-                    tensors, p.num_kv_heads, keys_per_split, work, scratch,
+                    tensors, p.num_kv_heads, keys_per_split, work, appended, scratch,
                 )
             }
         }

@@ -133,7 +133,7 @@ macro_rules! kernels {
                         kv_head,
                     };
                     decode::<_, _, { $d / 8 }, $rows, $keys, _>(
-                        tensors!(p, p.k, p.v), p.units, p.keys_per_split, work, scratch,
+                        tensors!(p, p.k, p.v), p.units, p.keys_per_split, work, None, scratch,
                     )
                 }
             }
