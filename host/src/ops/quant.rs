@@ -310,13 +310,20 @@ pub fn quant_linear_into(
     epilogue: &Epilogue,
 ) -> Result<()> {
     let columns = columns_of(MATMUL, w, epilogue)?;
+    if let Some((weight, eps)) = norm {
+        rms_norm::check_inputs(MATMUL, x, weight, eps)?;
+        if !weight.device().same(&x.device()) {
+            return Err(MATMUL.elsewhere("weight", &weight.device(), &x.device()));
+        }
+    }
     if let Device::Cuda(device) = x.device()
         && is_vector(x, w)
         && norm.is_none_or(|_| gpu::quant::norm_is_fused(w.cols()))
         && (epilogue.activation != Activation::SwiGlu || epilogue.bias.is_none())
         && epilogue.activation != Activation::GeluErf
     {
-        check_vector(&y, x, w, columns, norm, epilogue)?;
+        MATMUL.contiguous("x", x)?;
+        check_operands(&y, x.shape(), x, w, columns, epilogue)?;
         let weight = norm.map(|(weight, eps)| Ok((aligned(weight)?, eps))).transpose()?;
         let norm = weight.as_ref().map(|(weight, eps)| (weight, *eps));
         return gpu::quant::vector(&device, y, &aligned(x)?, w, norm, epilogue);
@@ -340,25 +347,6 @@ pub fn quant_linear_into(
 pub(super) fn columns_of(check: Check, w: &QuantTensor, epilogue: &Epilogue) -> Result<usize> {
     let columns = epilogue.activation.columns(w.rows());
     columns.ok_or_else(|| check.unsupported("activation", "SwiGlu", "w's number of rows must be even"))
-}
-
-/// Checks everything of [`quant_linear_into`] for a few rows on a GPU.
-fn check_vector(
-    y: &TensorMut,
-    x: &Tensor,
-    w: &QuantTensor,
-    columns: usize,
-    norm: Option<(&Tensor, f32)>,
-    epilogue: &Epilogue,
-) -> Result<()> {
-    MATMUL.contiguous("x", x)?;
-    if let Some((weight, eps)) = norm {
-        rms_norm::check_inputs(MATMUL, x, weight, eps)?;
-        if !weight.device().same(&x.device()) {
-            return Err(MATMUL.elsewhere("weight", &weight.device(), &x.device()));
-        }
-    }
-    check_operands(y, x.shape(), x, w, columns, epilogue).map(drop)
 }
 
 /// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits first.
