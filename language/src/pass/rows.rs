@@ -458,7 +458,6 @@ fn view(
         0 => None,
         last => Some([tables.reshape([last, shape.width])?, lens]),
     };
-    // Several rows may be of one sequence. One launch for both would gain nothing there: with 4, 16 and 64 clients an H200 gives as much.
     let mut prompts = Vec::with_capacity(work.parts.len());
     for part in &work.parts {
         let table = next(part.pages.len())?;
@@ -470,6 +469,7 @@ fn view(
     let picked = next(picks(work, shape).len())?;
     let table = |side: usize| angles.narrow(0, side, 1)?.reshape([rows, half]);
     let rope = Rope { cos: table(0)?, sin: table(1)?, at: places };
+    // several rows may be of one sequence
     Ok(View { ids, rope, reads: PagedRows { each, distinct: shape.last == 1, prompts }, picked })
 }
 
