@@ -3,7 +3,7 @@
 
 use super::attention::{NORMAL, naive, tolerance};
 use super::held::Held;
-use super::kv::{fill, read, stored};
+use super::kv::{fill, read, stored, types};
 use super::rope_append::{BEFORE, EPS, rotated};
 use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::kv::{KvFormat, KvTensor};
@@ -261,9 +261,7 @@ impl Case for Append {
 
 pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Append> = Vec::new();
-    let types =
-        KvFormat::ALL.map(|format| (DType::F32, format)).into_iter().chain([(DType::F16, KvFormat::F16)]);
-    for (dtype, format) in types {
+    for (dtype, format) in types() {
         let case = |past, (heads, kv_heads), dim, norms| Append {
             past,
             heads,

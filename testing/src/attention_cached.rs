@@ -2,7 +2,7 @@
 
 use super::attention::{NORMAL, naive, tolerance};
 use super::held::Held;
-use super::kv::{fill, stored};
+use super::kv::{fill, stored, types};
 use super::{About, Case, HostTensor, Purpose, data};
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, Attention};
@@ -144,9 +144,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         };
         cases.push(Box::new(case) as Box<dyn Case>);
     };
-    let types =
-        KvFormat::ALL.map(|format| (DType::F32, format)).into_iter().chain([(DType::F16, KvFormat::F16)]);
-    for (dtype, format) in types {
+    for (dtype, format) in types() {
         // lengths in device memory: the splits follow the capacity, so most are empty
         for (heads, shape, causal) in [
             ((4, 2), [1, 1, 128], true),

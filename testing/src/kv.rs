@@ -9,6 +9,11 @@ use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::quant::Format;
 use pascaline::{DType, Result, Tensor, ops};
 
+/// The types of queries, with each format of keys and values that they read.
+pub(super) fn types() -> impl Iterator<Item = (DType, KvFormat)> {
+    KvFormat::ALL.map(|format| (DType::F32, format)).into_iter().chain([(DType::F16, KvFormat::F16)])
+}
+
 /// A head's columns as a format stores them; every value is exact in f32.
 pub(super) fn stored(row: &[f32], format: KvFormat) -> Vec<f32> {
     let rounded =

@@ -1,7 +1,7 @@
 //! Fused projections, split into queries and a cache.
 
 use super::float16::nearest;
-use super::kv::{fill, read};
+use super::kv::{fill, read, types};
 use super::{About, Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::float16::Overflow;
 use pascaline::kv::{KvFormat, KvTensor};
@@ -37,9 +37,7 @@ struct Append {
 
 pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Append> = Vec::new();
-    let types =
-        KvFormat::ALL.map(|format| (DType::F32, format)).into_iter().chain([(DType::F16, KvFormat::F16)]);
-    for (dtype, format) in types {
+    for (dtype, format) in types() {
         let case = |rows, (heads, kv_heads), dim, norms| Append {
             rows,
             heads,

@@ -183,11 +183,10 @@ fn modules() {
     };
     let each = |tables: &[usize], lens: &[usize]| PagedRows {
         each: Some([u32s(tables), u32s(lens)]),
-        distinct: true,
         prompts: vec![],
     };
     let prompt = |rows, len| PromptRows { rows, table: u32s(&[2]), len, sparse: None };
-    let prompts = |prompts| PagedRows { prompts, ..PagedRows::default() };
+    let prompts = |prompts| PagedRows { each: None, prompts };
     assert!(run(3, &each(&[3, 2], &[3])).is_ok());
     assert!(run(3, &prompts(vec![prompt(3, 20)])).is_ok());
     assert_eq!(refused(run(2, &each(&[3, 2], &[3]))), ("shape", "x"));

@@ -184,13 +184,6 @@ impl Projected {
     }
 }
 
-/// Rows of several sequences go to different places, as the ops demand.
-fn places(call: &mut Call, rows: usize, capacity: usize) -> Result<Tensor> {
-    let first = call.below(capacity + 2);
-    let places = (0..2 * rows).map(|i| if i < rows { (first + i) as u32 } else { (i % 5) as u32 });
-    Tensor::from_slice(&places.collect::<Vec<_>>(), [2, rows], call.device)
-}
-
 fn rope_append(call: &mut Call) -> Result<()> {
     let (rows, heads, kv_heads) = (call.below(9), 1 + call.below(3), 1 + call.below(2));
     let (dim, capacity, angles) = (call.pick(&[16, 32, 2, 6, 64, 128, 7]), 1 + call.below(12), call.below(6));
@@ -198,7 +191,12 @@ fn rope_append(call: &mut Call) -> Result<()> {
     let projected = Projected::new(call, &[rows, heads + 2 * kv_heads, dim], dtype, angles)?;
     let at = match call.below(2) {
         0 => call.indices(&[2], capacity + 2)?,
-        _ => places(call, rows, capacity)?,
+        // rows of several sequences go to different places, as the op demands
+        _ => {
+            let first = call.below(capacity + 2);
+            let places = (0..2 * rows).map(|i| if i < rows { (first + i) as u32 } else { (i % 5) as u32 });
+            Tensor::from_slice(&places.collect::<Vec<_>>(), [2, rows], call.device)?
+        }
     };
     let mut kv = [(); 2].map(|()| KvTensor::uninitialized([capacity, kv_heads, dim], format, call.device));
     let [Ok(k), Ok(v)] = &mut kv else { return kv.into_iter().try_for_each(|kv| kv.map(drop)) };

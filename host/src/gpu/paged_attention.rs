@@ -30,97 +30,72 @@ fn most_splits(blocks_of_a_split: u32, multiprocessors: u32) -> u32 {
 /// One query for each of problem.batch sequences.
 pub(crate) fn each(
     device: &CudaDevice,
-    mut out: TensorMut,
+    out: TensorMut,
     q: &Tensor,
     kv: [KvView; 2],
     [tables, lens]: [&Tensor; 2],
     last_row: u32,
     problem: &Problem,
 ) -> Result<()> {
-    let kernels = &Kernels::of(kv[0].format.storage()).decode;
     let [(k, k_scales), (v, v_scales)] = kv.map(pointers);
-    for (start, batch) in batches(kernels, problem) {
-        let (q, tables, lens) =
-            (q.narrow(0, start, batch)?, tables.narrow(0, start, batch)?, lens.narrow(0, start, batch)?);
-        let problem = Problem { batch, ..*problem };
-        let parameters = PagedDecode {
-            out: out.reborrow().narrow(0, start, batch)?.ptr(),
-            tables: tables.ptr(),
-            lens: lens.ptr(),
-            q: q.ptr(),
-            k,
-            v,
-            width: tables.dims()[1] as u32,
-            last_row,
-            exponent_bits: kv[0].format.exponent_bits(),
-            k_scales,
-            v_scales,
-            ..decode(&problem)
-        };
-        // SAFETY: `ops::paged_attention_each_into` has checked types, shapes, the alignment of first elements and strides, spans
-        // below 2³¹, that the pool has a row and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and
-        // values are as their format says.
-        unsafe { launch_decode(device, kernels, &problem, parameters)? };
-    }
-    Ok(())
+    let parameters = PagedDecode {
+        out: out.ptr(),
+        tables: tables.ptr(),
+        lens: lens.ptr(),
+        q: q.ptr(),
+        k,
+        v,
+        width: tables.dims()[1] as u32,
+        last_row,
+        exponent_bits: kv[0].format.exponent_bits(),
+        k_scales,
+        v_scales,
+        ..decode(problem)
+    };
+    // SAFETY: `ops::paged_attention_each_into` has checked types, shapes, the alignment of first elements and strides, spans
+    // below 2³¹, that the pool has a row and that all tensors are on this stream; a TensorMut overlaps nothing. Keys and
+    // values are as their format says.
+    unsafe { launch_decode(device, &Kernels::of(kv[0].format.storage()).decode, problem, parameters) }
 }
 
 /// As [`each`], of a projection whose keys and values are appended; the problem's q is in the projection.
 pub(crate) fn append(
     device: &CudaDevice,
-    mut out: TensorMut,
+    out: TensorMut,
     kv: [KvMut; 2],
     from: &Projection,
     [tables, lens]: [&Tensor; 2],
     last_row: u32,
     problem: &Problem,
 ) -> Result<()> {
-    let kernels = &Kernels::of(kv[0].format.storage()).decode;
     let [(k, k_scales), (v, v_scales)] = [&kv[0], &kv[1]].map(addresses);
     let ([q_weight, k_weight], eps) = norms(from);
-    for (start, batch) in batches(kernels, problem) {
-        let (qkv, tables, lens) = (
-            from.qkv.narrow(0, start, batch)?,
-            tables.narrow(0, start, batch)?,
-            lens.narrow(0, start, batch)?,
-        );
-        let problem = Problem { batch, ..*problem };
-        let parameters = PagedDecode {
-            out: out.reborrow().narrow(0, start, batch)?.ptr(),
-            tables: tables.ptr(),
-            lens: lens.ptr(),
-            q: qkv.ptr(),
-            k,
-            v,
-            width: tables.dims()[1] as u32,
-            last_row,
-            exponent_bits: kv[0].format.exponent_bits(),
-            k_scales,
-            v_scales,
-            cos: from.cos.ptr(),
-            sin: from.sin.ptr(),
-            q_weight,
-            k_weight,
-            at: from.at.narrow(1, start, batch)?.ptr(),
-            at_stride: from.each().unwrap_or(0) as u32,
-            angles: from.cos.dims()[0] as u32,
-            eps,
-            ..decode(&problem)
-        };
-        // SAFETY: `ops::paged_append_attention_into` has checked types, shapes, that all are contiguous but for the rows of `at`, whose
-        // distance the kernel is told, of less than 2³¹ elements and on this stream, and that there are a row of the pool and an angle; the
-        // pool is borrowed exclusively, as is `out`, and is as its format says.
-        unsafe { launch_decode(device, kernels, &problem, parameters)? };
-    }
-    Ok(())
-}
-
-/// Where the sequences of each launch begin, and their number: the stream has a counter for each block of a split.
-fn batches(kernels: &Instances<PagedDecode>, problem: &Problem) -> impl Iterator<Item = (usize, usize)> {
-    let (group, batch) = (problem.group(), problem.batch);
-    let groups = group.div_ceil(instance(kernels, problem.head_dim, group).rows as usize);
-    let most = (COUNTERS / (problem.num_kv_heads * groups)).min(MAX_GRID_Y / problem.num_kv_heads).max(1);
-    (0..batch).step_by(most).map(move |start| (start, most.min(batch - start)))
+    let parameters = PagedDecode {
+        out: out.ptr(),
+        tables: tables.ptr(),
+        lens: lens.ptr(),
+        q: from.qkv.ptr(),
+        k,
+        v,
+        width: tables.dims()[1] as u32,
+        last_row,
+        exponent_bits: kv[0].format.exponent_bits(),
+        k_scales,
+        v_scales,
+        cos: from.cos.ptr(),
+        sin: from.sin.ptr(),
+        q_weight,
+        k_weight,
+        at: from.at.ptr(),
+        at_stride: from.each().unwrap_or(0) as u32,
+        angles: from.cos.dims()[0] as u32,
+        eps,
+        ..decode(problem)
+    };
+    // SAFETY: `ops::paged_append_attention_into` has checked types, shapes, that all are contiguous but for the rows of `at`, whose
+    // distance the kernel is told, of less than 2³¹ elements and on this stream, and that there are a row of the pool and an angle; the
+    // pool is borrowed exclusively, as is `out`, and is as its format says.
+    unsafe { launch_decode(device, &Kernels::of(kv[0].format.storage()).decode, problem, parameters) }
 }
 
 /// The parameters that follow from the problem; the others are null and 0.
@@ -159,7 +134,8 @@ fn decode(problem: &Problem) -> PagedDecode {
     }
 }
 
-/// Launches the kernel for one query of each sequence, with the splits of their keys.
+/// Launches the kernel for one query of each sequence, with the splits of their keys: for as many sequences at once as the stream has a
+/// counter for each block of a split.
 ///
 /// # Safety
 /// The parameters fulfil the kernel's contract for this problem, but for the splits and their memory.
@@ -167,23 +143,38 @@ unsafe fn launch_decode(
     device: &CudaDevice,
     kernels: &Instances<PagedDecode>,
     problem: &Problem,
-    parameters: PagedDecode,
+    all: PagedDecode,
 ) -> Result<()> {
     let kernel = instance(kernels, problem.head_dim, problem.group());
-    let groups = (problem.group() as u32).div_ceil(kernel.rows);
-    let num_kv_heads = problem.num_kv_heads as u32;
+    let groups = problem.group().div_ceil(kernel.rows as usize);
+    let most = (COUNTERS / (problem.num_kv_heads * groups)).min(MAX_GRID_Y / problem.num_kv_heads).max(1);
+    let (num_kv_heads, groups) = (problem.num_kv_heads as u32, groups as u32);
     let splits = most_splits(num_kv_heads * groups, device.properties().multiprocessors);
-    let in_grid = splits.min((parameters.width * PAGE).div_ceil(MIN_SPLIT_KEYS)).max(1);
-    let records = if in_grid > 1 { problem.batch * problem.num_q_heads * in_grid as usize } else { 0 };
+    let in_grid = splits.min((all.width * PAGE).div_ceil(MIN_SPLIT_KEYS)).max(1);
     let record_bytes = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
-    let partial = DeviceBuffer::uninitialized(device, records * record_bytes)?;
     let counters = device.stream().counters() as *mut u32;
-    let parameters = PagedDecode { partial: partial.ptr(), counters, splits, ..parameters };
-    let grid = [in_grid, problem.batch as u32 * num_kv_heads, groups];
-    // SAFETY: this function's contract. `partial` has a record for each row and split of the grid and is freed after the launch. A sequence
-    // has no more splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or more. `batches` gives no more
-    // groups of blocks than the stream has counters.
-    unsafe { device.launch(&kernel.spec, grid, &parameters) }
+    for start in (0..problem.batch).step_by(most) {
+        let batch = most.min(problem.batch - start);
+        let records = if in_grid > 1 { batch * problem.num_q_heads * in_grid as usize } else { 0 };
+        let partial = DeviceBuffer::uninitialized(device, records * record_bytes)?;
+        let parameters = PagedDecode {
+            out: all.out.wrapping_add(start * problem.out.batch),
+            partial: partial.ptr(),
+            counters,
+            tables: all.tables.wrapping_add(start * all.width as usize),
+            lens: all.lens.wrapping_add(start),
+            q: all.q.wrapping_add(start * problem.q.batch),
+            at: all.at.wrapping_add(start),
+            splits,
+            ..all
+        };
+        let grid = [in_grid, batch as u32 * num_kv_heads, groups];
+        // SAFETY: this function's contract, of the sequences from `start` on. `partial` has a record for each row and split of the grid and
+        // is freed after the launch. A sequence has no more splits than the grid: at most `splits`, and each but the last has
+        // MIN_SPLIT_KEYS keys or more. There are no more groups of blocks than counters.
+        unsafe { device.launch(&kernel.spec, grid, &parameters)? };
+    }
+    Ok(())
 }
 
 /// Several queries of one sequence of problem.kv_len keys.

@@ -260,25 +260,25 @@ impl Attention {
         let scale = self.options.scale;
         let mut out =
             Tensor::uninitialized([rows, self.num_heads, self.head_dim], DType::F32, &qkv.device())?;
-        let mut start = 0;
-        if let (Some([tables, lens]), true) = (&reads.each, reads.distinct) {
-            start = lens.dims().first().copied().unwrap_or(0);
-            let (qkv, at) = (qkv.narrow(0, 0, start)?, at.narrow(1, 0, start)?);
-            let (to, from) =
-                (out.view_mut()?.narrow(0, 0, start)?, Projection { qkv: &qkv, at: &at, ..from });
+        // a row alone appends and attends in one launch; of several, one may attend to the keys of others
+        let alone = reads.each.as_ref().filter(|[_, lens]| lens.dims() == [1]);
+        let start = usize::from(alone.is_some());
+        if let Some([tables, lens]) = alone {
+            let (qkv, at) = (qkv.narrow(0, 0, 1)?, at.narrow(1, 0, 1)?);
+            let (to, from) = (out.view_mut()?.narrow(0, 0, 1)?, Projection { qkv: &qkv, at: &at, ..from });
             ops::paged_append_attention_into(to, pages.parts_mut(), &from, [tables, lens], scale)?;
+            if rows == 1 {
+                return Ok(out);
+            }
         }
         let count = rows - start;
-        if count == 0 {
-            return Ok(out);
-        }
         let (qkv, at) = (qkv.narrow(0, start, count)?, at.narrow(1, start, count)?);
         let [k, v] = pages.parts_mut();
         let from = Projection { qkv: &qkv, at: &at, ..from };
         let q = appended(&from, self.num_heads, [k.view_mut()?, v.view_mut()?])?;
         let (mut out_of_them, mut start) = (out.view_mut()?.narrow(0, start, count)?, 0);
         let [k, v] = pages.parts();
-        if let (Some([tables, lens]), false) = (&reads.each, reads.distinct) {
+        if let (Some([tables, lens]), None) = (&reads.each, alone) {
             start = lens.dims().first().copied().unwrap_or(0);
             let (to, q) = (out_of_them.reborrow().narrow(0, 0, start)?, q.narrow(0, 0, start)?);
             ops::paged_attention_each_into(to, &q, k, v, tables, lens, scale)?;

@@ -13,8 +13,7 @@ use crate::{Device, Result, Tensor};
 /// use pascaline::{Device, Tensor};
 /// let table = Tensor::from_slice(&[7u32, 2], [2], &Device::Cpu)?;
 /// // five rows, of a sequence with 16 tokens in page 7 and then 4 in page 2
-/// let prompts = vec![PromptRows { rows: 5, table, len: 20, sparse: None }];
-/// let rows = PagedRows { prompts, ..PagedRows::default() };
+/// let rows = PagedRows { each: None, prompts: vec![PromptRows { rows: 5, table, len: 20, sparse: None }] };
 /// assert_eq!(rows.len(), 5);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
@@ -23,9 +22,6 @@ pub struct PagedRows {
     /// For the rows that are the last of their sequences: the page tables [rows, width] u32, and the number of tokens of
     /// each sequence, including this row, \[rows\] u32.
     pub each: Option<[Tensor; 2]>,
-    /// Whether those rows are of different sequences: then one launch appends and attends. If not, a row may attend to the
-    /// keys of the others.
-    pub distinct: bool,
     /// The rows of prompts, which follow.
     pub prompts: Vec<PromptRows>,
 }
@@ -83,7 +79,7 @@ impl PagedRows {
 /// for token in 0..2u32 {
 ///     let x = Tensor::from_slice(&[[token as f32; 16], [10.0; 16]].concat(), [2, 16], &cpu)?;
 ///     let lens = Tensor::from_slice(&[token + 1; 2], [2], &cpu)?;
-///     let rows = PagedRows { each: Some([tables.clone(), lens]), distinct: true, prompts: vec![] };
+///     let rows = PagedRows { each: Some([tables.clone(), lens]), prompts: vec![] };
 ///     let at = Tensor::from_slice(&[3 * 16 + token, 16 + token, 0, 0], [2, 2], &cpu)?; // places, angles
 ///     let rope = Rope { cos: cos.clone(), sin: sin.clone(), at };
 ///     let y = attention.forward(&x, &rope, pages.caches(&rows).next())?;

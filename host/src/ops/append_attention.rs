@@ -3,12 +3,12 @@
 
 use super::attention::{MAX_CACHED_QUERIES, check_head_dim, uneven};
 use super::check::Check;
+use super::paged_attention::{PAGE, check_tables};
 use super::rope_append;
 use crate::kv::KvTensor;
 use crate::problem::attention::{Attention, HeadStrides, Problem};
 use crate::problem::rope_append::{Outputs, Projection};
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
-use kernels_gpu::attention::paged;
 
 const CHECK: Check = Check("append_attention");
 
@@ -122,24 +122,14 @@ pub fn paged_append_attention_into(
     let (problem, device) = check(&out, [k, v], from, scale)?;
     let sequences = problem.q_len;
     CHECK.shape("at", from.at, &[2, sequences], "[2, sequences]")?;
-    CHECK.dtype("tables", tables, DType::U32)?;
-    let &[_, width] = tables.dims() else {
-        return Err(CHECK.bad_shape("tables", tables, "[sequences, width]"));
-    };
-    CHECK.shape("tables", tables, &[sequences, width], "[sequences, width]")?;
-    CHECK.dtype("lens", lens, DType::U32)?;
-    CHECK.shape("lens", lens, &[sequences], "[sequences]")?;
-    CHECK.contiguous("tables", tables)?;
-    CHECK.contiguous("lens", lens)?;
+    let capacity = check_tables(CHECK, [tables, lens], sequences)?;
     CHECK.device(&out, &[("tables", tables), ("lens", lens)])?;
-    let page = paged::PAGE as usize;
     let [rows, kv_heads, dim] = k.dims();
-    if !rows.is_multiple_of(page) || rows == 0 {
+    if !rows.is_multiple_of(PAGE) || rows == 0 {
         let (expected, found) =
-            (format!("[pages · {page}, {kv_heads}, {dim}] with a page or more"), k.dims().into());
+            (format!("[pages · {PAGE}, {kv_heads}, {dim}] with a page or more"), k.dims().into());
         return Err(Error::Shape { op: CHECK.0, argument: "k", expected, found });
     }
-    let capacity = width.saturating_mul(page);
     if capacity > u32::MAX as usize {
         let (elements, limit) = (capacity as u128, u32::MAX.into());
         return Err(Error::TooLarge { op: CHECK.0, argument: "tables", elements, limit });

@@ -133,16 +133,7 @@ pub fn paged_attention_each_into(
     // of heads
     let alone = |x: HeadStrides| HeadStrides { batch: x.head, head: x.row, row: 0 };
     let all = [alone(strides(CHECK, "q", q)?), alone(strides(CHECK, "out", &out)?)];
-    CHECK.dtype("tables", tables, DType::U32)?;
-    let &[_, width] = tables.dims() else {
-        return Err(CHECK.bad_shape("tables", tables, "[sequences, width]"));
-    };
-    CHECK.shape("tables", tables, &[sequences, width], "[sequences, width]")?;
-    CHECK.dtype("lens", lens, DType::U32)?;
-    CHECK.shape("lens", lens, &[sequences], "[sequences]")?;
-    CHECK.contiguous("tables", tables)?;
-    CHECK.contiguous("lens", lens)?;
-    let capacity = width.saturating_mul(PAGE);
+    let capacity = check_tables(CHECK, [tables, lens], sequences)?;
     let problem = check(&out, q, [k, v], [sequences, num_q_heads, 1, head_dim], all, capacity, scale)?;
     let Some(last_row) = run(&problem, k) else { return Ok(()) };
     let kv = [k.view(), v.view()];
@@ -155,6 +146,20 @@ pub fn paged_attention_each_into(
             gpu::paged_attention::each(&device, out, q, kv, [tables, lens], last_row as u32, &problem)
         }
     }
+}
+
+/// Checks page tables and lengths of sequences; how many keys a table has pages for. Errors name `op`.
+pub(super) fn check_tables(op: Check, [tables, lens]: [&Tensor; 2], sequences: usize) -> Result<usize> {
+    op.dtype("tables", tables, DType::U32)?;
+    let &[_, width] = tables.dims() else {
+        return Err(op.bad_shape("tables", tables, "[sequences, width]"));
+    };
+    op.shape("tables", tables, &[sequences, width], "[sequences, width]")?;
+    op.dtype("lens", lens, DType::U32)?;
+    op.shape("lens", lens, &[sequences], "[sequences]")?;
+    op.contiguous("tables", tables)?;
+    op.contiguous("lens", lens)?;
+    Ok(width.saturating_mul(PAGE))
 }
 
 /// The checks that both ops share.

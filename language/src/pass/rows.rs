@@ -469,8 +469,7 @@ fn view(
     let picked = next(picks(work, shape).len())?;
     let table = |side: usize| angles.narrow(0, side, 1)?.reshape([rows, half]);
     let rope = Rope { cos: table(0)?, sin: table(1)?, at: places };
-    // several rows may be of one sequence
-    Ok(View { ids, rope, reads: PagedRows { each, distinct: shape.last == 1, prompts }, picked })
+    Ok(View { ids, rope, reads: PagedRows { each, prompts }, picked })
 }
 
 /// The part of a pass on one device: only launches, whose arguments are the same for all work of one shape. Of `work`, only
