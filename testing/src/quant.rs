@@ -221,10 +221,10 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         }
         // few rows after the last whole tile, on a GPU of up to 22 multiprocessors
         test((129, 2500, 64), DType::F32, Data::Normal, Activation::GeluTanh, true);
-        // two slices of k, of which the second is empty or shorter, on a GPU of 20 or 30 multiprocessors and on one of 132
-        for shape in [(100, 600, 64), (100, 600, 160), (200, 1200, 96)] {
-            test(shape, DType::F32, Data::Normal, none, false);
-        }
+        // k in parts of unequal length, on a GPU of 20 multiprocessors or more
+        test((30, 70, 1120), DType::F32, Data::Normal, Activation::Silu, true);
+        test((60, 130, 800), DType::F32, Data::Normal, none, false);
+        test((100, 600, 160), DType::F32, Data::Normal, none, false);
         test((1, 40, 2080), DType::F16, Data::Normal, none, false);
         test((1, 70, 1500), DType::F32, Data::Outliers, Activation::Silu, true);
         test((1, 9, 8192 + 96), DType::F32, Data::Normal, none, false); // x in two parts

@@ -18,6 +18,7 @@ pub(crate) mod paged_attention;
 pub(crate) mod peak;
 pub(crate) mod probe;
 pub(crate) mod quant;
+mod quant_tiles;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

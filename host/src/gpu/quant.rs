@@ -1,8 +1,10 @@
 //! Quantised weights: the kernels that quantise, dequantise and multiply, and their grids.
 
 use super::DeviceElement;
+use super::quant_tiles::{Tiling, tiling};
 use crate::cuda::occupancy::Resources;
-use crate::cuda::{CudaDevice, Properties};
+use crate::cuda::{COUNTERS, CudaDevice, Properties};
+use crate::memory::DeviceBuffer;
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
@@ -14,16 +16,14 @@ use kernels_gpu::quant::encode::{self, Encode, EncodeRows, quant_encode_rows_f16
 use kernels_gpu::quant::formats::{ENCODE, Scales};
 use kernels_gpu::quant::norm::{Norm, quant_rms_norm_f32};
 use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight_through_f32};
-use kernels_gpu::quant::tile::{BN, GATED128, SLICES64, TILE32, TILE64, TILE128};
+use kernels_gpu::quant::tile::{BN, GATED128, TILE32, TILE64, TILE128};
 use kernels_gpu::quant::vector::one::{self, GATED1, NORMED1, VECTOR1, Vector};
 use kernels_gpu::quant::vector::quantized::{self, VECTOR};
 use kernels_gpu::quant::vector::two;
 use kernels_gpu::quant::{Gated, Product};
 use std::ptr;
 
-/// The most rows for tiles of 32 rows: in tiles of 64, half or more would be empty.
-const MAX_TILE32_M: u32 = 32;
-/// The most rows for tiles of 64 rows.
+/// The most rows of which tiles of 128 are half empty.
 const MAX_TILE64_M: u32 = 64;
 /// Blocks of tiles of 128 rows that are resident on a multiprocessor: fewer do not hide the latency.
 const TILE_BLOCKS_PER_SM: u32 = 2;
@@ -194,31 +194,42 @@ pub(super) fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
 const MAX_PASCAL_VECTOR_M: u32 = 8;
 
 /// The most rows whose product is by the vector kernels. As many have the same bits in each of them, however many there are.
-fn most_vector_rows(&Properties { capability: (major, _), .. }: &Properties) -> u32 {
-    if major == 6 { MAX_PASCAL_VECTOR_M } else { quantized::MAX_M }
+fn most_vector_rows(properties: &Properties) -> u32 {
+    if is_pascal(properties) { MAX_PASCAL_VECTOR_M } else { quantized::MAX_M }
 }
 
-/// The vector kernel for up to [`quantized::MAX_M`] rows, and its grid.
-fn vector_kernel(format: Format, m: u32, n: u32) -> (KernelSpec<Product>, [u32; 3]) {
+fn is_pascal(&Properties { capability: (major, _), .. }: &Properties) -> bool {
+    major == 6
+}
+
+/// The kernel of a product, its grid, and the bytes of its blocks' sums if k is in parts.
+struct Choice {
+    spec: KernelSpec<Product>,
+    grid: [u32; 3],
+    partial: usize,
+}
+
+/// The vector kernel for up to [`quantized::MAX_M`] rows.
+fn vector_kernel(format: Format, m: u32, n: u32) -> Choice {
     let (variant, columns) = quantized::variant_for(m);
-    (VECTOR[variant][format as usize], [n.div_ceil(columns), 1, 1])
+    Choice { spec: VECTOR[variant][format as usize], grid: [n.div_ceil(columns), 1, 1], partial: 0 }
 }
 
-/// The tile kernel for a product, and its grid.
-fn tile_kernel(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec<Product>, [u32; 3]) {
-    let format = format as usize;
-    let columns = n.div_ceil(BN);
-    let blocks = |rows| m.div_ceil(rows) * columns;
-    let grid = |rows| [m.div_ceil(rows), columns, 1];
-    if m > MAX_TILE64_M && fills(m, n, multiprocessors) {
-        (TILE128[format], grid(128))
-    } else if m <= MAX_TILE32_M || blocks(32) <= multiprocessors {
-        (TILE32[format], grid(32))
-    } else if blocks(64) <= multiprocessors {
-        (SLICES64[format], grid(64))
-    } else {
-        (TILE64[format], grid(64))
-    }
+/// The tile kernel for y: [m, n] with k columns.
+fn tile_kernel(format: Format, [m, n, k]: [u32; 3], properties: &Properties) -> Choice {
+    by_tiles(format, [m, n], tiling([m, n, k], is_pascal(properties), properties.multiprocessors, COUNTERS))
+}
+
+/// The kernel for y: [m, n] by such tiles.
+fn by_tiles(format: Format, [m, n]: [u32; 2], Tiling { rows, parts }: Tiling) -> Choice {
+    let kernels = match rows {
+        32 => &TILE32,
+        64 => &TILE64,
+        _ => &TILE128,
+    };
+    let grid = [m.div_ceil(rows), n.div_ceil(BN), parts];
+    let records = if parts > 1 { grid.iter().product::<u32>() * rows * BN } else { 0 };
+    Choice { spec: kernels[format as usize], grid, partial: records as usize * size_of::<f32>() }
 }
 
 /// The pieces of m rows, each the first row and their number. A tile of 128 rows takes as long for half as many, so a last one
@@ -269,7 +280,7 @@ unsafe fn multiply(
     let properties = device.properties();
     let kernel = match m <= most_vector_rows(properties) {
         true => vector_kernel(w.format(), m, n),
-        false => tile_kernel(w.format(), m, n, properties.multiprocessors),
+        false => tile_kernel(w.format(), [m, n, w.k as u32], properties),
     };
     // SAFETY: this function's contract.
     unsafe { multiply_by(device, kernel, outputs, x, (first, m), w) }
@@ -281,7 +292,7 @@ unsafe fn multiply(
 /// As there; the grid is the kernel's for this shape.
 unsafe fn multiply_by(
     device: &CudaDevice,
-    (spec, grid): (KernelSpec<Product>, [u32; 3]),
+    Choice { spec, grid, partial }: Choice,
     (y, bias, residual, activation): (*mut f32, *const f32, *const f32, u32),
     x: &QuantRows,
     (first, m): (u32, u32),
@@ -291,7 +302,10 @@ unsafe fn multiply_by(
     let (w, w_scales) = addresses(w);
     let [x, x_scales] = [(x.quants.address(), 1), (x.scales.address(), BLOCK / size_of::<RowScale>())]
         .map(|(start, values)| (start as *const u8).wrapping_add(first as usize * x_k as usize / values));
-    let parameters = Product { y, x, x_scales, w, w_scales, bias, residual, m, n, k, x_k, activation };
+    let partial = DeviceBuffer::uninitialized(device, partial)?;
+    let (partial, counters) = (partial.ptr(), device.stream().counters() as *mut u32);
+    let parameters =
+        Product { y, x, x_scales, w, w_scales, bias, residual, partial, counters, m, n, k, x_k, activation };
     // SAFETY: this function's contract. Rows of x are padded to multiples of 256, and so no shorter than those of w, which have
     // at least one block.
     unsafe { device.launch(&spec, grid, &parameters) }
@@ -362,22 +376,10 @@ mod tests {
     use crate::{Device, ops};
 
     #[test]
-    fn kernels_by_shape() {
-        let of = |m| vector_kernel(Format::Q4_0, m, 4096).0.name;
+    fn vector_kernels_by_rows() {
+        let of = |m| vector_kernel(Format::Q4_0, m, 4096).spec.name;
         assert_eq!([of(1), of(3), of(8)], ["quant_vector2_q4_0", "quant_vector4_q4_0", "quant_vector8_q4_0"]);
         assert_eq!(of(9), "quant_vector16_q4_0");
-        let of = |m, n, sms| tile_kernel(Format::Q4_0, m, n, sms).0.name;
-        assert_eq!(of(9, 4096, 20), "quant_tile32_q4_0");
-        assert_eq!(of(17, 4096, 20), "quant_tile32_q4_0");
-        assert_eq!(of(33, 4096, 20), "quant_tile64_q4_0");
-        assert_eq!(of(128, 320, 20), "quant_tile32_q4_0");
-        assert_eq!(of(128, 384, 20), "quant_slices64_q4_0");
-        assert_eq!(of(128, 640, 20), "quant_slices64_q4_0");
-        assert_eq!(of(128, 1024, 20), "quant_tile64_q4_0");
-        assert_eq!(of(128, 4096, 20), "quant_tile128_q4_0");
-        assert_eq!(of(64, 8192, 20), "quant_tile64_q4_0"); // 128 rows would be half empty
-        assert_eq!(of(1024, 2048, 132), "quant_tile128_q4_0"); // 256 of 264 places
-        assert_eq!(of(896, 2048, 132), "quant_tile64_q4_0"); // 224
     }
 
     /// Sixteen rows by one kernel, which Pascal does not choose, have the bits of eight and eight.
@@ -404,6 +406,38 @@ mod tests {
             let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
             let apart = [product(0, 8)?, product(8, m - 8)?].concat();
             assert_eq!(bits(product(0, m)?), bits(apart), "{format:?}");
+        }
+        Ok(())
+    }
+
+    /// k in parts, of all heights of tiles, also where the parts differ in length and the last block of k is half a tile.
+    #[test]
+    fn the_sums_of_parts_are_the_product() -> Result<()> {
+        let device = Device::virtual_gpu()?;
+        let Device::Cuda(gpu) = &device else { panic!("the virtual GPU is no CUDA device") };
+        let (m, n, k) = (70, 67, 480);
+        let values = |count: usize| (0..count).map(|at| (at as f32 * 0.37).sin()).collect::<Vec<_>>();
+        let x = ops::quantize_rows(&Tensor::from_slice(&values(m * k), [m, k], &device)?)?;
+        for format in Format::ALL {
+            let w = ops::quantize(&Tensor::from_slice(&values(n * k), [n, k], &device)?, format)?;
+            for rows in [32, 64, 128] {
+                let product = |parts| {
+                    let mut y = Tensor::uninitialized([m, n], DType::F32, &device)?;
+                    let outputs = (y.view_mut()?.ptr::<f32>(), ptr::null(), ptr::null(), 0);
+                    let choice = by_tiles(format, [m as u32, n as u32], Tiling { rows, parts });
+                    // SAFETY: y is [m, n] and new; x has m rows and w's columns. All are on one stream.
+                    unsafe { multiply_by(gpu, choice, outputs, &x, (0, m as u32), &w)? };
+                    y.to_vec::<f32>()
+                };
+                let whole = product(1)?;
+                for parts in [2, 3, 8] {
+                    let apart = product(parts)?;
+                    let far = whole.iter().zip(&apart).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                    // sums of up to 480 products below 1, rounded in another order
+                    assert!(far < 1e-3, "{format:?}, {rows} rows, {parts} parts: {far}");
+                    assert_ne!(whole, apart, "{format:?}, {rows} rows: {parts} parts are as good as one");
+                }
+            }
         }
         Ok(())
     }
@@ -441,7 +475,7 @@ mod tests {
                     && GATED128[format as usize].name.ends_with(name)
             );
             assert!(VECTOR.iter().all(|kernels| kernels[format as usize].name.ends_with(name)));
-            assert!([TILE32, TILE64, SLICES64].iter().all(|tile| tile[format as usize].name.ends_with(name)));
+            assert!([TILE32, TILE64].iter().all(|tile| tile[format as usize].name.ends_with(name)));
         }
     }
 }

@@ -114,7 +114,7 @@ macro_rules! experts {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     // SAFETY: the rows are x's and y's, and this block's alone in these columns; else, this kernel's contract is
                     // the body's.
-                    unsafe { tile::<$format, BM, TM, TN, 1, THREADS, { straight::<$format>() }>(output, x, w, buffers) }
+                    unsafe { tile::<$format, BM, TM, TN, THREADS, { straight::<$format>() }>(output, x, w, None, buffers) }
                 }
 
                 /// # Safety
@@ -138,7 +138,7 @@ macro_rules! experts {
                     let output = GatedRows { quants, scales, n, k: y_k, gates: expert * n, up: (up, expert * n) };
                     // SAFETY: the rows are x's and the result's, and this block's alone in these columns; else, this kernel's
                     // contract is the body's.
-                    unsafe { tile::<$format, BM, TM, TN, 1, THREADS, { straight::<$format>() }>(output, x, w, buffers) }
+                    unsafe { tile::<$format, BM, TM, TN, THREADS, { straight::<$format>() }>(output, x, w, None, buffers) }
                 }
             })*
         }

@@ -60,6 +60,10 @@ pub struct Product {
     pub bias: *const f32,
     /// [m, n] or null
     pub residual: *const f32,
+    /// A [`tile`]'s sums for each block, if k is in parts.
+    pub partial: *mut f32,
+    /// A word for each tile that is zero, and zero again after the launch; if k is in parts.
+    pub counters: *mut u32,
     pub m: u32,
     pub n: u32,
     pub k: u32,

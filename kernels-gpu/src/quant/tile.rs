@@ -14,13 +14,15 @@
 //! Tiles of 128 rows have few threads with 8 × 8 elements each, which take a third fewer shared loads than 8 × 4 and leave
 //! registers for operands in different banks: each four words of w are [turned](crate::device::banks) in shared memory.
 //!
-//! | kernel              | tile     | threads | when                                   |
+//! | kernel              | tile     | threads |                                        |
 //! |---------------------|----------|---------|----------------------------------------|
-//! | quant_tile128_‹f›   | 128 × 64 | 128     | every multiprocessor gets two blocks   |
-//! | quant_tile64_‹f›    | 64 × 64  | 256     | a multiprocessor gets more than one    |
-//! | quant_slices64_‹f›  | 64 × 64  | 512     | a multiprocessor gets at most one: each half of the threads takes every second tile of k |
-//! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
-//! | quant_gated128_‹f›  | 128 × 64 | 128     | [`Gated`], where the product would be quant_tile128 |
+//! | quant_tile128_‹f›   | 128 × 64 | 128     |                                        |
+//! | quant_tile64_‹f›    | 64 × 64  | 256     |                                        |
+//! | quant_tile32_‹f›    | 32 × 64  | 256     |                                        |
+//! | quant_gated128_‹f›  | 128 × 64 | 128     | [`Gated`], where tiles of 128 rows fill the device |
+//!
+//! If a product has few tiles, k is in parts, each with blocks of its own ([`Parts`]). The host estimates which kernel, and how many
+//! parts, take least (host/src/gpu/quant_tiles.rs).
 //!
 //! [`experts`](super::experts) has those for the rows of experts.
 
@@ -30,11 +32,13 @@ use super::encode::activations;
 use super::epilogue::Epilogue;
 use super::weights::{BLOCK_VALUES, MAGIC, Matrix, Weights, chunk, half_minima, upper};
 use super::{FORMATS, Gated, Product};
-use crate::device::Shared;
 use crate::device::banks::{turn, turn_back};
+use crate::device::element::read4;
 use crate::device::int8::{dp4a, load_words};
 use crate::device::math::fma;
+use crate::device::ticket;
 use crate::device::unroll::unroll;
+use crate::device::{Element, Shared, opaque};
 use crate::elementwise::silu;
 use core::hint::assert_unchecked;
 use core::marker::PhantomData;
@@ -48,6 +52,8 @@ pub const BN: u32 = 64;
 pub(super) const ROW_STEP: u32 = 16;
 /// Runs of 16 values along k in a tile: two blocks.
 pub(super) const RUNS: u32 = 4;
+/// Columns of k in a tile.
+pub const COLUMNS: u32 = RUNS * 16;
 /// Blocks in a tile.
 pub(super) const BLOCKS: u32 = 2;
 /// Rows of padding between planes. With 2, the eight 16-byte stores of a wavefront have no bank conflicts.
@@ -297,7 +303,7 @@ const fn chunks<W: Weights>() -> u32 {
 /// Loads thread `tid`'s part of a slice: of columns 64·`index` to 64·`index` + 63 of x and w.
 ///
 /// # Safety
-/// As the kernels below; all columns exist in x. Blocks past the end of w have a step of zero, or are zeros.
+/// As the kernels below; all columns exist in x. Of blocks past the end of w the quants or the scales may be others.
 #[inline(always)]
 unsafe fn load<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: bool>(
     tid: u32,
@@ -339,8 +345,10 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: bo
         if tid < BLOCKS * BN {
             let (row, w) = (x.order.row(output.row(tid / BLOCKS)), output.matrix(w, tid / BLOCKS));
             let block = index * BLOCKS + tid % BLOCKS;
-            if W::WHOLE || block * 32 < w.k {
-                stage.w_scale = W::packed(w, row, block);
+            // as above; `store` has zeros instead. By a branch inside this one, ptxas loads w after the products, not before them.
+            let exists = W::WHOLE || block * 32 < w.k;
+            if exists || STRAIGHT {
+                stage.w_scale = W::packed(w, row, if exists { block } else { 0 });
             }
         }
     }
@@ -366,10 +374,11 @@ unsafe fn rows_scale(number: usize, unit: u32, x: Rows<impl Order>, index: u32) 
 /// # Safety
 /// `buffer` has the words of a [`Place`], and no thread reads it.
 #[inline(always)]
-unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
+unsafe fn store<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: bool>(
     buffer: Shared<u32>,
     tid: u32,
     live: u32,
+    k: u32,
     index: u32,
     stage: Stage<W>,
 ) {
@@ -420,7 +429,9 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
         if tid < BLOCKS * BN {
             let at = tid % BLOCKS * Place::<W, BM>::BLOCK + tid / BLOCKS;
             let block = index * BLOCKS + tid % BLOCKS;
-            let (step, min) = W::step_min(stage.w_scale, block);
+            let exists = !STRAIGHT || W::WHOLE || block * 32 < k;
+            let scales = if exists { stage.w_scale } else { W::Packed::default() };
+            let (step, min) = W::step_min(scales, block);
             buffer.set(Place::<W, BM>::STEP + at, step.to_bits());
             if W::HALVES {
                 buffer.set(Place::<W, BM>::MIN + at, min.to_bits());
@@ -428,7 +439,7 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
                 buffer.set(Place::<W, BM>::MIN + at, (-min).to_bits());
             }
             if half_minima::<W>() {
-                let (first, second) = W::minima(stage.w_scale, block);
+                let (first, second) = W::minima(scales, block);
                 buffer.set(Place::<W, BM>::MINIMA + at, (-first).to_bits());
                 buffer.set(Place::<W, BM>::MINIMA + BN + at, (-second).to_bits());
             }
@@ -641,92 +652,121 @@ const fn apart<const TN: usize>() -> u32 {
     BN / TN as u32
 }
 
-/// acc += the other slice's sums, in the threads of the first slice.
-///
-/// # Safety
-/// All threads of both slices call it together; no thread accesses `scratch`, which has THREADS words per sum.
-#[inline(always)]
-unsafe fn add_slices<const TM: usize, const TN: usize, const THREADS: u32>(
-    acc: &mut [[f32; TN]; TM],
-    scratch: Shared<u32>,
-) {
-    let tid = thread::thread_idx_x();
-    let (first, own) = (tid < THREADS, scratch.at(tid % THREADS));
-    // SAFETY: each word belongs to this thread and its partner, which reads it after the barrier.
-    unsafe {
-        unroll!(I < 8 => if I < TM { unroll!(J < 8 => if J < TN && !first {
-            own.set((I * TN + J) as u32 * THREADS, acc[I][J].to_bits());
-        }) });
-        sync_threads();
-        unroll!(I < 8 => if I < TM { unroll!(J < 8 => if J < TN && first {
-            acc[I][J] += f32::from_bits(own.get((I * TN + J) as u32 * THREADS));
-        }) });
+/// The sums of tiles whose k is in parts, grid.z of them: every block leaves its own in memory, and the last one of a tile adds them.
+#[derive(Clone, Copy)]
+pub(super) struct Parts {
+    /// [tiles, parts, TM · TN / 4, THREADS, 4]
+    partial: *mut f32,
+    /// [tiles], zero
+    counters: *mut u32,
+}
+
+impl Parts {
+    /// The first tile of k of this block's part, and how many further the next one is. Unknown to the optimiser: it would keep
+    /// the addresses' steps in registers.
+    #[inline(always)]
+    fn steps() -> [u32; 2] {
+        [opaque(thread::block_idx_z()), opaque(thread::grid_dim_z())]
+    }
+
+    /// This thread's sums of all parts, in their order, if its block is the tile's last.
+    ///
+    /// # Safety
+    /// All threads of the block call it together. Where there are several parts, the pointers have room for all blocks and are these
+    /// launch's alone.
+    #[inline(always)]
+    unsafe fn total<const TM: usize, const TN: usize, const THREADS: u32>(
+        self,
+        acc: [[f32; TN]; TM],
+    ) -> Option<[[f32; TN]; TM]> {
+        let (part, parts) = (thread::block_idx_z(), thread::grid_dim_z());
+        if parts == 1 {
+            return Some(acc);
+        }
+        let tile = thread::block_idx_y() * thread::grid_dim_x() + thread::block_idx_x();
+        let size = (TM * TN) as u32 * THREADS;
+        let mut total = [[0.0; TN]; TM];
+        // SAFETY: each thread stores at its own places of its block's record. The last block reads what all have stored.
+        unsafe {
+            let own = self.partial.add((tile * parts * size + thread::thread_idx_x() * 4) as usize);
+            let place = |part: u32, i: usize, j: usize| {
+                own.add((part * size) as usize + (i * TN + j) * THREADS as usize)
+            };
+            unroll!(I < 8 => if I < TM { unroll!(J < 2 => if 4 * J < TN {
+                let sums = [acc[I][4 * J], acc[I][4 * J + 1], acc[I][4 * J + 2], acc[I][4 * J + 3]];
+                f32::store4(place(part, I, 4 * J), sums);
+            }) });
+            if !ticket::is_last(self.counters.add(tile as usize), parts) {
+                return None;
+            }
+            let mut part = 0;
+            while part < parts {
+                unroll!(I < 8 => if I < TM { unroll!(J < 2 => if 4 * J < TN {
+                    let sums = read4(place(part, I, 4 * J));
+                    unroll!(K < 4 => { total[I][4 * J + K] += sums[K]; });
+                }) });
+                part += 1;
+            }
+        }
+        Some(total)
     }
 }
 
-/// Computes a tile by `S` slices of the block's threads: slice s takes tiles s, s + S, … of k. With `STRAIGHT`, a thread's loads of
-/// w have no branches, which takes a few registers more.
+/// Computes a tile, or a part of one. With `STRAIGHT`, a thread's loads of w have no branches, which takes a few registers more.
 ///
 /// # Safety
-/// As the kernels below; `buffers` has the words of two [`Place`]s for each slice.
+/// As the kernels below; `buffers` has the words of two [`Place`]s.
 #[inline(always)]
 pub(super) unsafe fn tile<
     W: Weights,
     const BM: u32,
     const TM: usize,
     const TN: usize,
-    const S: u32,
     const THREADS: u32,
     const STRAIGHT: bool,
 >(
     output: impl Output,
     x: Rows<impl Order>,
     w: Matrix,
+    parts: Option<Parts>,
     buffers: Shared<u32>,
 ) {
     // place tile: a warp has 4 × 8 threads, so that its reads of x are broadcast to 8 lanes and those of w to 4
-    let (tid, slice) = match S {
-        1 => (thread::thread_idx_x(), 0),
-        _ => (thread::thread_idx_x() % THREADS, thread::thread_idx_x() / THREADS),
-    };
+    let tid = thread::thread_idx_x();
     if STRAIGHT {
-        // SAFETY: a block has S · THREADS threads, as the kernels declare.
+        // SAFETY: a block has THREADS threads, as the kernels declare.
         unsafe { assert_unchecked(tid < THREADS) };
     }
     let (warp, lane) = (tid / 32, tid % 32);
     let across = apart::<TN>() / 8;
     let (row, column) = (warp / across * 4 + lane / 8, warp % across * 8 + lane % 8);
-    let own = buffers.at(slice * shared_words::<W, BM>());
     let mut acc = [[0.0f32; TN]; TM];
-    let tiles = w.k.div_ceil(RUNS * 16);
+    let tiles = w.k.div_ceil(COLUMNS);
+    let [first, step] = if parts.is_some() { Parts::steps() } else { [0, 1] };
     // SAFETY: all threads reach every barrier. Between two of them one buffer is read and the other is written. After the
-    // previous barrier no thread reads the latter. A tile past the last, which a slice may get, is not loaded and is zeros.
+    // previous barrier no thread reads the latter.
     unsafe {
-        let load = |index: u32| match S == 1 || index < tiles {
-            true => load::<W, BM, THREADS, STRAIGHT>(tid, x, w, output, index),
-            false => Stage::zeros(),
-        };
-        store::<W, BM, THREADS>(own, tid, x.live, slice, load(slice));
+        let load = |index| load::<W, BM, THREADS, STRAIGHT>(tid, x, w, output, index);
+        store::<W, BM, THREADS, STRAIGHT>(buffers, tid, x.live, w.k, first, load(first));
         sync_threads();
-        let mut index = slice + S;
+        let mut index = first + step;
         let mut current = 0;
-        while index < tiles.next_multiple_of(S) {
+        while index < tiles {
             // load
             let stage = load(index);
             // compute
-            multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column, x.live);
+            multiply_tile::<W, BM, TM, TN>(&mut acc, buffers.at(current), row, column, x.live);
             current = Place::<W, BM>::WORDS - current;
-            store::<W, BM, THREADS>(own.at(current), tid, x.live, index, stage);
+            store::<W, BM, THREADS, STRAIGHT>(buffers.at(current), tid, x.live, w.k, index, stage);
             // sync
             sync_threads();
-            index += S;
+            index += step;
         }
-        multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column, x.live);
-        if S == 2 {
-            sync_threads();
-            add_slices::<TM, TN, THREADS>(&mut acc, buffers);
-            if slice == 1 {
-                return;
+        multiply_tile::<W, BM, TM, TN>(&mut acc, buffers.at(current), row, column, x.live);
+        if let Some(parts) = parts {
+            match parts.total::<TM, TN, THREADS>(acc) {
+                Some(total) => acc = total,
+                None => return,
             }
         }
 
@@ -749,10 +789,9 @@ macro_rules! tiles {
                 use super::super::*;
                 use crate::quant::formats::$file::$format;
 
-                tiles! { @ tile128 $format $name "quant_tile128_" BM = 128, TM = 8, TN = 8, SLICES = 1, MIN_BLOCKS = 2 }
-                tiles! { @ tile64 $format $name "quant_tile64_" BM = 64, TM = 4, TN = 4, SLICES = 1, MIN_BLOCKS = 2 }
-                tiles! { @ slices64 $format $name "quant_slices64_" BM = 64, TM = 4, TN = 4, SLICES = 2, MIN_BLOCKS = 1 }
-                tiles! { @ tile32 $format $name "quant_tile32_" BM = 32, TM = 2, TN = 4, SLICES = 1, MIN_BLOCKS = 2 }
+                tiles! { @ tile128 $format $name "quant_tile128_" BM = 128, TM = 8, TN = 8, MIN_BLOCKS = 2 }
+                tiles! { @ tile64 $format $name "quant_tile64_" BM = 64, TM = 4, TN = 4, MIN_BLOCKS = 2 }
+                tiles! { @ tile32 $format $name "quant_tile32_" BM = 32, TM = 2, TN = 4, MIN_BLOCKS = 2 }
 
                 /// # Safety
                 /// [`Gated`] constrains the pointers, which are valid on the launching stream; m, n, k > 0, and x_k is a multiple
@@ -767,18 +806,16 @@ macro_rules! tiles {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     let output = GatedRows { quants, scales, n: n / 2, k: y_k, gates: 0, up: (w, n / 2) };
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { tile::<$format, 128, 8, 8, 1, { threads(8) }, true>(output, x, w, buffers) }
+                    unsafe { tile::<$format, 128, 8, 8, { threads(8) }, true>(output, x, w, None, buffers) }
                 }
             })*
         }
 
-        /// By format. grid = [ceil(m / 128), ceil(n / BN)]
+        /// By format. grid = [ceil(m / 128), ceil(n / BN), parts of k]
         pub const TILE128: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::tile128),*];
-        /// By format. grid = [ceil(m / 64), ceil(n / BN)]
+        /// By format. grid = [ceil(m / 64), ceil(n / BN), parts of k]
         pub const TILE64: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::tile64),*];
-        /// By format. grid as [`TILE64`].
-        pub const SLICES64: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::slices64),*];
-        /// By format. grid = [ceil(m / 32), ceil(n / BN)]
+        /// By format. grid = [ceil(m / 32), ceil(n / BN), parts of k]
         pub const TILE32: [KernelSpec<Product>; FORMATS] = [$(kernels::$file::tile32),*];
         /// By format. grid = [ceil(m / 128), y_k / 32]
         pub const GATED128: [KernelSpec<Gated>; FORMATS] = [$(kernels::$file::gated128),*];
@@ -786,29 +823,29 @@ macro_rules! tiles {
         pub const KERNELS: &[KernelInfo] = &[$(
             kernels::$file::tile128.info(),
             kernels::$file::tile64.info(),
-            kernels::$file::slices64.info(),
             kernels::$file::tile32.info(),
             kernels::$file::gated128.info(),
         )*];
     };
     (
         @ $kernel:ident $format:ident $name:literal $begin:literal
-        BM = $bm:literal, TM = $tm:literal, TN = $tn:literal, SLICES = $s:literal, MIN_BLOCKS = $blocks:literal
+        BM = $bm:literal, TM = $tm:literal, TN = $tn:literal, MIN_BLOCKS = $blocks:literal
     ) => {
         /// # Safety
         /// [`Product`] constrains the pointers, which are valid on the launching stream; m, n, k > 0 and x_k is a
-        /// multiple of 64.
+        /// multiple of 64; grid.z is no more than k's tiles of 64 columns.
         #[kernel(
-            name = concat!($begin, $name), block = $s * threads($tn), min_blocks = $blocks,
-            shared(buffers: [u32; $s * shared_words::<$format, $bm>()])
+            name = concat!($begin, $name), block = threads($tn), min_blocks = $blocks,
+            shared(buffers: [u32; shared_words::<$format, $bm>()])
         )]
         pub unsafe fn $kernel(p: Product) {
             let Product { y, bias, residual, m, n, k, x_k, activation, .. } = p;
             let output = Columns { epilogue: Epilogue { y, bias, residual, n, activation }, from_row: 0 };
             let x = all_rows::<$bm>((p.x, p.x_scales), m, x_k);
             let w = Matrix { quants: p.w, scales: p.w_scales, k };
+            let parts = Some(Parts { partial: p.partial, counters: p.counters });
             // SAFETY: this kernel's contract is the body's.
-            unsafe { tile::<$format, $bm, $tm, $tn, $s, { threads($tn) }, true>(output, x, w, buffers) }
+            unsafe { tile::<$format, $bm, $tm, $tn, { threads($tn) }, true>(output, x, w, parts, buffers) }
         }
     };
 }
