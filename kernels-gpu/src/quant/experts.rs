@@ -10,7 +10,7 @@
 //! | quant_experts_gated64_‹f› | [`GatedExperts`]: silu(gate)·up, quantised, of rows by an index |
 
 use super::epilogue::Epilogue;
-use super::tile::{BLOCKS, Columns, GatedRows, Order, ROW_STEP, RUNS, Rows, shared_words, threads, tile};
+use super::tile::{BLOCKS, Columns, GatedRows, Order, RUNS, Rows, row_step, shared_words, threads, tile};
 use super::weights::{Matrix, Weights};
 use super::{Experts, FORMATS, GatedExperts};
 use crate::activate::IDENTITY;
@@ -25,7 +25,7 @@ pub const BM: u32 = 64;
 /// Rows and columns of a thread.
 const TM: usize = 4;
 const TN: usize = 8;
-const THREADS: u32 = threads(TN as u32);
+const THREADS: u32 = threads(BM, TM as u32, TN as u32);
 
 /// Where the rows that the thread loads begin: 32 bits of each instead of an address in a loop's registers.
 #[derive(Clone, Copy)]
@@ -107,7 +107,7 @@ macro_rules! experts {
                     let Some(TileRows { expert, first, len }) = rows else { return };
                     let epilogue = Epilogue { y, bias: null(), residual: null(), n, activation: IDENTITY };
                     let output = Columns { epilogue, from_row: expert * n };
-                    let live = len.next_multiple_of(ROW_STEP);
+                    let live = len.next_multiple_of(row_step::<BM, TM>());
                     // SAFETY: there is no index.
                     let order = unsafe { Offsets::new(null(), first, first + len, x_k) };
                     let x = Rows { quants: p.x, scales: p.x_scales, first, m: first + len, live, k: x_k, order };
@@ -129,7 +129,7 @@ macro_rules! experts {
                     // SAFETY: all lanes are here, and the starts are the sort's: this kernel's contract.
                     let rows = unsafe { tile_rows(p.starts, p.experts, thread::block_idx_x(), BM) };
                     let Some(TileRows { expert, first, len }) = rows else { return };
-                    let (m, live) = (first + len, len.next_multiple_of(ROW_STEP));
+                    let (m, live) = (first + len, len.next_multiple_of(row_step::<BM, TM>()));
                     // SAFETY: the index has a place for each sorted row: this kernel's contract.
                     let order = unsafe { Offsets::new(p.tokens, first, m, x_k) };
                     let x = Rows { quants: p.x, scales: p.x_scales, first, m, live, k: x_k, order };

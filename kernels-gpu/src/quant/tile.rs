@@ -11,14 +11,14 @@
 //! bits). Where quants have an offset, the sum also starts with −offset · Σ x. Minima (Q4_K, Q5_K) take a third FMA. Steps for
 //! 16 columns (Q6_K, at most 19 significant bits) take a third and a fourth.
 //!
-//! Tiles of 128 rows have few threads with 8 × 8 elements each, which take a third fewer shared loads than 8 × 4 and leave
-//! registers for operands in different banks: each four words of w are [turned](crate::device::banks) in shared memory.
+//! Threads are few, with 8 × 8 elements each, which take a third fewer shared loads than 8 × 4 and leave registers for operands in
+//! different banks: each four words of w are [turned](crate::device::banks) in shared memory.
 //!
 //! | kernel              | tile     | threads |                                        |
 //! |---------------------|----------|---------|----------------------------------------|
 //! | quant_tile128_‹f›   | 128 × 64 | 128     |                                        |
-//! | quant_tile64_‹f›    | 64 × 64  | 256     |                                        |
-//! | quant_tile32_‹f›    | 32 × 64  | 256     |                                        |
+//! | quant_tile64_‹f›    | 64 × 64  | 64      |                                        |
+//! | quant_tile32_‹f›    | 32 × 64  | 64      | 4 × 8 values a thread                  |
 //! | quant_gated128_‹f›  | 128 × 64 | 128     | [`Gated`], where tiles of 128 rows fill the device |
 //!
 //! If a product has few tiles, k is in parts, each with blocks of its own ([`Parts`]). The host estimates which kernel, and how many
@@ -48,8 +48,11 @@ use cuda_std::{KernelInfo, KernelSpec};
 
 /// Columns of y in a tile.
 pub const BN: u32 = 64;
-/// The distance between a thread's rows of y.
-pub(super) const ROW_STEP: u32 = 16;
+/// The distance between a thread's TM rows of a tile.
+pub(super) const fn row_step<const BM: u32, const TM: usize>() -> u32 {
+    BM / TM as u32
+}
+
 /// Runs of 16 values along k in a tile: two blocks.
 pub(super) const RUNS: u32 = 4;
 /// Columns of k in a tile.
@@ -102,7 +105,7 @@ pub(super) struct Rows<O> {
     pub first: u32,
     /// The end of the rows that it may read.
     pub m: u32,
-    /// The tile's rows that it computes, a multiple of [`ROW_STEP`].
+    /// The tile's rows that it computes, a multiple of [`row_step`].
     pub live: u32,
     pub k: u32,
     /// Where a row is in memory.
@@ -150,7 +153,7 @@ pub(super) trait Output: Copy {
     /// The row of w in place `place` of the block's tile. Past the last row it is that one.
     fn row(self, place: u32) -> u32;
 
-    /// Writes the results of a thread's sums, of rows `row`, `row` + ROW_STEP, … of x and places `place`, `place` + BN / TN, … of w.
+    /// Writes the results of a thread's sums, of rows `row`, `row` + `step`, … of x and places `place`, `place` + BN / TN, … of w.
     ///
     /// # Safety
     /// All threads of the warp call it together, each for its own sums; w and m are the product's.
@@ -159,6 +162,7 @@ pub(super) trait Output: Copy {
         acc: [[f32; TN]; TM],
         row: u32,
         place: u32,
+        step: u32,
         w: Matrix,
         m: u32,
     );
@@ -182,6 +186,7 @@ impl Output for Columns {
         acc: [[f32; TN]; TM],
         row: u32,
         place: u32,
+        step: u32,
         w: Matrix,
         m: u32,
     ) {
@@ -195,7 +200,7 @@ impl Output for Columns {
             unroll!(I < 8 => if I < TM { values[I][J] *= scale; });
         });
         // SAFETY: the sums are this thread's: this function's contract.
-        unsafe { self.epilogue.write_tile(values, [row, column], [ROW_STEP, apart::<TN>()], m) };
+        unsafe { self.epilogue.write_tile(values, [row, column], [step, apart::<TN>()], m) };
     }
 }
 
@@ -239,6 +244,7 @@ impl Output for GatedRows {
         acc: [[f32; TN]; TM],
         row: u32,
         place: u32,
+        step: u32,
         w: Matrix,
         m: u32,
     ) {
@@ -256,7 +262,7 @@ impl Output for GatedRows {
             });
             // SAFETY: all lanes of the warp are here: this function's contract. The eight lanes of a row have its 32 values.
             let (packed, scale) = unsafe { activations(values) };
-            let row = row + ROW_STEP * I as u32;
+            let row = row + step * I as u32;
             if row < m {
                 let word = row as usize * (self.k / 4) as usize + (first / 4) as usize;
                 // SAFETY: the grid covers k columns, so the word is inside the row, and it is this thread's; the block's scale
@@ -277,9 +283,9 @@ impl Output for GatedRows {
 struct Stage<W: Weights> {
     x: [[u32; 4]; 4],
     x_scale: [RowScale; 2],
-    w: [[u32; 4]; 2],
-    w_upper: [W::Upper; 2],
-    w_scale: W::Packed,
+    w: [[u32; 4]; 4],
+    w_upper: [W::Upper; 4],
+    w_scale: [W::Packed; 2],
 }
 
 impl<W: Weights> Stage<W> {
@@ -288,9 +294,9 @@ impl<W: Weights> Stage<W> {
         Self {
             x: [[0; 4]; 4],
             x_scale: [RowScale { scale: 0.0, sum: 0 }; 2],
-            w: [[0; 4]; 2],
-            w_upper: [W::Upper::default(); 2],
-            w_scale: W::Packed::default(),
+            w: [[0; 4]; 4],
+            w_upper: [W::Upper::default(); 4],
+            w_scale: [W::Packed::default(); 2],
         }
     }
 }
@@ -326,7 +332,7 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: bo
         unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BM {
             stage.x_scale[I] = rows_scale(I, tid + I as u32 * THREADS, x, index);
         });
-        unroll!(I < 2 => if I as u32 * THREADS < chunks::<W>() * BN {
+        unroll!(I < 4 => if I as u32 * THREADS < chunks::<W>() * BN {
             let unit = tid + I as u32 * THREADS;
             if unit < chunks::<W>() * BN {
                 let place = unit / chunks::<W>();
@@ -342,15 +348,17 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: bo
                 }
             }
         });
-        if tid < BLOCKS * BN {
-            let (row, w) = (x.order.row(output.row(tid / BLOCKS)), output.matrix(w, tid / BLOCKS));
-            let block = index * BLOCKS + tid % BLOCKS;
-            // as above; `store` has zeros instead. By a branch inside this one, ptxas loads w after the products, not before them.
-            let exists = W::WHOLE || block * 32 < w.k;
-            if exists || STRAIGHT {
-                stage.w_scale = W::packed(w, row, if exists { block } else { 0 });
+        unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BN {
+            let unit = tid + I as u32 * THREADS;
+            if unit < BLOCKS * BN {
+                let (row, w) = (x.order.row(output.row(unit / BLOCKS)), output.matrix(w, unit / BLOCKS));
+                let block = index * BLOCKS + unit % BLOCKS;
+                let exists = W::WHOLE || block * 32 < w.k;
+                if exists || STRAIGHT {
+                    stage.w_scale[I] = W::packed(w, row, if exists { block } else { 0 });
+                }
             }
-        }
+        });
     }
     stage
 }
@@ -410,7 +418,7 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: b
                 }
             }
         });
-        unroll!(I < 2 => if I as u32 * THREADS < chunks::<W>() * BN {
+        unroll!(I < 4 => if I as u32 * THREADS < chunks::<W>() * BN {
             let unit = tid + I as u32 * THREADS;
             if unit < chunks::<W>() * BN {
                 let (row, at) = (unit / chunks::<W>(), unit % chunks::<W>());
@@ -426,28 +434,31 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: b
                 }
             }
         });
-        if tid < BLOCKS * BN {
-            let at = tid % BLOCKS * Place::<W, BM>::BLOCK + tid / BLOCKS;
-            let block = index * BLOCKS + tid % BLOCKS;
-            let exists = !STRAIGHT || W::WHOLE || block * 32 < k;
-            let scales = if exists { stage.w_scale } else { W::Packed::default() };
-            let (step, min) = W::step_min(scales, block);
-            buffer.set(Place::<W, BM>::STEP + at, step.to_bits());
-            if W::HALVES {
-                buffer.set(Place::<W, BM>::MIN + at, min.to_bits());
-            } else if W::MINIMUM {
-                buffer.set(Place::<W, BM>::MIN + at, (-min).to_bits());
-            }
-            if half_minima::<W>() {
-                let (first, second) = W::minima(scales, block);
-                buffer.set(Place::<W, BM>::MINIMA + at, (-first).to_bits());
-                buffer.set(Place::<W, BM>::MINIMA + BN + at, (-second).to_bits());
-            }
-        }
+        unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BN {
+        let unit = tid + I as u32 * THREADS;
+        if unit < BLOCKS * BN {
+                   let at = unit % BLOCKS * Place::<W, BM>::BLOCK + unit / BLOCKS;
+                   let block = index * BLOCKS + unit % BLOCKS;
+                   let exists = !STRAIGHT || W::WHOLE || block * 32 < k;
+                   let scales = if exists { stage.w_scale[I] } else { W::Packed::default() };
+                   let (step, min) = W::step_min(scales, block);
+                   buffer.set(Place::<W, BM>::STEP + at, step.to_bits());
+                   if W::HALVES {
+                       buffer.set(Place::<W, BM>::MIN + at, min.to_bits());
+                   } else if W::MINIMUM {
+                       buffer.set(Place::<W, BM>::MIN + at, (-min).to_bits());
+                   }
+                   if half_minima::<W>() {
+                       let (first, second) = W::minima(scales, block);
+                       buffer.set(Place::<W, BM>::MINIMA + at, (-first).to_bits());
+                       buffer.set(Place::<W, BM>::MINIMA + BN + at, (-second).to_bits());
+                   }
+               }
+               });
     }
 }
 
-/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + ROW_STEP, … of `live`, its columns
+/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + BM / TM, … of `live`, its columns
 /// `column`, `column` + BN / TN, ….
 ///
 /// # Safety
@@ -474,13 +485,13 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
             step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
             base[J] = -MAGIC * step[J];
         });
-        unroll!(I < 8 => if I < TM && ROW_STEP * (I as u32) < live {
-            let [low, high] = runs(from_x, BM, ROW_STEP * I as u32);
+        unroll!(I < 8 => if I < TM && row_step::<BM, TM>() * (I as u32) < live {
+            let [low, high] = runs(from_x, BM, row_step::<BM, TM>() * I as u32);
             let x = joined(low, high);
-            let scale = f32::from_bits(x_scales.get(ROW_STEP * I as u32));
+            let scale = f32::from_bits(x_scales.get(row_step::<BM, TM>() * I as u32));
             let mut start = MAGIC.to_bits();
             if W::OFFSET != 0 {
-                start = x_scales.get(BM + ROW_STEP * I as u32);
+                start = x_scales.get(BM + row_step::<BM, TM>() * I as u32);
             }
             let mut sums = [start as i32; TN];
             unroll!(WORD < 8 => unroll!(J < 8 => if J < TN { sums[J] = dp4a(x[WORD], w[J][WORD], sums[J]) }));
@@ -519,9 +530,9 @@ unsafe fn multiply_halves<W: Weights, const BM: u32, const TM: usize, const TN: 
                 step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
                 base[J] = -MAGIC * step[J];
             });
-            unroll!(I < 8 => if I < TM && ROW_STEP * (I as u32) < live {
-                let x = from_x.get4(4 * ROW_STEP * I as u32);
-                let scale = f32::from_bits(x_scales.get(ROW_STEP * I as u32));
+            unroll!(I < 8 => if I < TM && row_step::<BM, TM>() * (I as u32) < live {
+                let x = from_x.get4(4 * row_step::<BM, TM>() * I as u32);
+                let scale = f32::from_bits(x_scales.get(row_step::<BM, TM>() * I as u32));
                 let mut sums = [MAGIC.to_bits() as i32; TN];
                 unroll!(WORD < 4 => unroll!(J < 8 => if J < TN { sums[J] = dp4a(x[WORD], w[J][WORD], sums[J]) }));
                 unroll!(J < 8 => if J < TN {
@@ -550,8 +561,8 @@ unsafe fn subtract_minima<W: Weights, const BM: u32, const TM: usize, const TN: 
         let (sums, minima) = (block.at(Place::<W, BM>::X_SUM + row), block.at(Place::<W, BM>::MIN + column));
         let mut min = [0.0; TN];
         unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
-        unroll!(I < 8 => if I < TM && ROW_STEP * (I as u32) < live {
-            let sum = f32::from_bits(sums.get(ROW_STEP * I as u32));
+        unroll!(I < 8 => if I < TM && row_step::<BM, TM>() * (I as u32) < live {
+            let sum = f32::from_bits(sums.get(row_step::<BM, TM>() * I as u32));
             unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
         });
     }
@@ -578,8 +589,8 @@ unsafe fn subtract_half_minima<W: Weights, const BM: u32, const TM: usize, const
             let minima = block.at(Place::<W, BM>::MINIMA + SECOND * BN + column);
             let mut min = [0.0; TN];
             unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
-            unroll!(I < 8 => if I < TM && ROW_STEP * (I as u32) < live {
-                let sum = f32::from_bits(sums.get(ROW_STEP * I as u32)) * f32::from_bits(scales.get(ROW_STEP * I as u32));
+            unroll!(I < 8 => if I < TM && row_step::<BM, TM>() * (I as u32) < live {
+                let sum = f32::from_bits(sums.get(row_step::<BM, TM>() * I as u32)) * f32::from_bits(scales.get(row_step::<BM, TM>() * I as u32));
                 unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
             });
         });
@@ -642,9 +653,9 @@ fn joined(low: [u32; 4], high: [u32; 4]) -> [u32; 8] {
     [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
 }
 
-/// Threads that compute a tile of y from their part of k.
-pub(super) const fn threads(tn: u32) -> u32 {
-    ROW_STEP * BN / tn
+/// Threads that compute a tile of `bm` rows, each `tm` × `tn` values.
+pub(super) const fn threads(bm: u32, tm: u32, tn: u32) -> u32 {
+    bm / tm * BN / tn
 }
 
 /// The distance between the TN columns of y that a thread computes.
@@ -753,7 +764,7 @@ pub(super) unsafe fn tile<
         let mut current = 0;
         while index < tiles {
             // load
-            let stage = load(index);
+            let stage = load(opaque(index));
             // compute
             multiply_tile::<W, BM, TM, TN>(&mut acc, buffers.at(current), row, column, x.live);
             current = Place::<W, BM>::WORDS - current;
@@ -771,7 +782,7 @@ pub(super) unsafe fn tile<
         }
 
         // write
-        output.finish::<W, TM, TN>(acc, x.first + row, column, w, x.m);
+        output.finish::<W, TM, TN>(acc, x.first + row, column, row_step::<BM, TM>(), w, x.m);
     }
 }
 
@@ -790,14 +801,14 @@ macro_rules! tiles {
                 use crate::quant::formats::$file::$format;
 
                 tiles! { @ tile128 $format $name "quant_tile128_" BM = 128, TM = 8, TN = 8, MIN_BLOCKS = 2 }
-                tiles! { @ tile64 $format $name "quant_tile64_" BM = 64, TM = 4, TN = 4, MIN_BLOCKS = 2 }
-                tiles! { @ tile32 $format $name "quant_tile32_" BM = 32, TM = 2, TN = 4, MIN_BLOCKS = 2 }
+                tiles! { @ tile64 $format $name "quant_tile64_" BM = 64, TM = 8, TN = 8, MIN_BLOCKS = 4 }
+                tiles! { @ tile32 $format $name "quant_tile32_" BM = 32, TM = 4, TN = 8, MIN_BLOCKS = 6 }
 
                 /// # Safety
                 /// [`Gated`] constrains the pointers, which are valid on the launching stream; m, n, k > 0, and x_k is a multiple
                 /// of 64.
                 #[kernel(
-                    name = concat!("quant_gated128_", $name), block = threads(8), min_blocks = 2,
+                    name = concat!("quant_gated128_", $name), block = threads(128, 8, 8), min_blocks = 2,
                     shared(buffers: [u32; shared_words::<$format, 128>()]), shuffles = 48
                 )]
                 pub unsafe fn gated128(p: Gated) {
@@ -806,7 +817,7 @@ macro_rules! tiles {
                     let w = Matrix { quants: p.w, scales: p.w_scales, k };
                     let output = GatedRows { quants, scales, n: n / 2, k: y_k, gates: 0, up: (w, n / 2) };
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { tile::<$format, 128, 8, 8, { threads(8) }, true>(output, x, w, None, buffers) }
+                    unsafe { tile::<$format, 128, 8, 8, { threads(128, 8, 8) }, true>(output, x, w, None, buffers) }
                 }
             })*
         }
@@ -835,7 +846,7 @@ macro_rules! tiles {
         /// [`Product`] constrains the pointers, which are valid on the launching stream; m, n, k > 0 and x_k is a
         /// multiple of 64; grid.z is no more than k's tiles of 64 columns.
         #[kernel(
-            name = concat!($begin, $name), block = threads($tn), min_blocks = $blocks,
+            name = concat!($begin, $name), block = threads($bm, $tm, $tn), min_blocks = $blocks,
             shared(buffers: [u32; shared_words::<$format, $bm>()])
         )]
         pub unsafe fn $kernel(p: Product) {
@@ -845,7 +856,7 @@ macro_rules! tiles {
             let w = Matrix { quants: p.w, scales: p.w_scales, k };
             let parts = Some(Parts { partial: p.partial, counters: p.counters });
             // SAFETY: this kernel's contract is the body's.
-            unsafe { tile::<$format, $bm, $tm, $tn, { threads($tn) }, true>(output, x, w, parts, buffers) }
+            unsafe { tile::<$format, $bm, $tm, $tn, { threads($bm, $tm, $tn) }, true>(output, x, w, parts, buffers) }
         }
     };
 }
