@@ -189,8 +189,8 @@ pub(super) fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
 }
 
 /// The most rows on Pascal whose product is by the vector kernels. They read x through L2 for each column, which on an H200 is soon
-/// there. By the cost model, a P40 takes 21.9 ms for 16 rows of the 2B in Q4_0 by these kernels, and 9.9 ms for 17 by tiles (estimated,
-/// not measured).
+/// there. By the cost model, a P40 takes 12.2 ms for 8 rows of the 2B in Q4_0 by these kernels, and 8.3 ms for 9 by tiles; 4 rows take
+/// 7.7 (estimated, not measured). But a row among up to 8 has the bits that it has alone.
 const MAX_PASCAL_VECTOR_M: u32 = 8;
 
 /// The most rows whose product is by the vector kernels. As many have the same bits in each of them, however many there are.
