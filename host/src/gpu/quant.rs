@@ -307,7 +307,8 @@ unsafe fn multiply_by(
     let parameters =
         Product { y, x, x_scales, w, w_scales, bias, residual, partial, counters, m, n, k, x_k, activation };
     // SAFETY: this function's contract. Rows of x are padded to multiples of 256, and so no shorter than those of w, which have
-    // at least one block.
+    // at least one block. `partial` has the sums of all blocks of several parts and is freed after the launch; the stream has a counter
+    // for each of their tiles, as `tiling` is told.
     unsafe { device.launch(&spec, grid, &parameters) }
 }
 
