@@ -107,7 +107,7 @@ macro_rules! experts {
                     let Some(TileRows { expert, first, len }) = rows else { return };
                     let epilogue = Epilogue { y, bias: null(), residual: null(), n, activation: IDENTITY };
                     let output = Columns { epilogue, from_row: expert * n };
-                    let live = len.next_multiple_of(row_step::<BM, TM>());
+                    let live = len.next_multiple_of(row_step(BM, TM as u32));
                     // SAFETY: there is no index.
                     let order = unsafe { Offsets::new(null(), first, first + len, x_k) };
                     let x = Rows { quants: p.x, scales: p.x_scales, first, m: first + len, live, k: x_k, order };
@@ -129,7 +129,7 @@ macro_rules! experts {
                     // SAFETY: all lanes are here, and the starts are the sort's: this kernel's contract.
                     let rows = unsafe { tile_rows(p.starts, p.experts, thread::block_idx_x(), BM) };
                     let Some(TileRows { expert, first, len }) = rows else { return };
-                    let (m, live) = (first + len, len.next_multiple_of(row_step::<BM, TM>()));
+                    let (m, live) = (first + len, len.next_multiple_of(row_step(BM, TM as u32)));
                     // SAFETY: the index has a place for each sorted row: this kernel's contract.
                     let order = unsafe { Offsets::new(p.tokens, first, m, x_k) };
                     let x = Rows { quants: p.x, scales: p.x_scales, first, m, live, k: x_k, order };

@@ -14,12 +14,12 @@
 //! Threads are few, with 8 × 8 elements each, which take a third fewer shared loads than 8 × 4 and leave registers for operands in
 //! different banks: each four words of w are [turned](crate::device::banks) in shared memory.
 //!
-//! | kernel              | tile     | threads |                                        |
-//! |---------------------|----------|---------|----------------------------------------|
-//! | quant_tile128_‹f›   | 128 × 64 | 128     |                                        |
-//! | quant_tile64_‹f›    | 64 × 64  | 64      |                                        |
-//! | quant_tile32_‹f›    | 32 × 64  | 64      | 4 × 8 values a thread                  |
-//! | quant_gated128_‹f›  | 128 × 64 | 128     | [`Gated`], where tiles of 128 rows fill the device |
+//! | kernel              | tile     | threads | elements of a thread |
+//! |---------------------|----------|---------|----------------------|
+//! | quant_tile128_‹f›   | 128 × 64 | 128     | 8 × 8                |
+//! | quant_tile64_‹f›    | 64 × 64  | 64      | 8 × 8                |
+//! | quant_tile32_‹f›    | 32 × 64  | 64      | 4 × 8                |
+//! | quant_gated128_‹f›  | 128 × 64 | 128     | 8 × 8: [`Gated`], where tiles of 128 rows fill the device |
 //!
 //! If a product has few tiles, k is in parts, each with blocks of its own ([`Parts`]). The host estimates which kernel, and how many
 //! parts, take least (host/src/gpu/quant_tiles.rs).
@@ -48,9 +48,9 @@ use cuda_std::{KernelInfo, KernelSpec};
 
 /// Columns of y in a tile.
 pub const BN: u32 = 64;
-/// The distance between a thread's TM rows of a tile.
-pub(super) const fn row_step<const BM: u32, const TM: usize>() -> u32 {
-    BM / TM as u32
+/// The distance between a thread's `tm` rows of a tile of `bm`.
+pub(super) const fn row_step(bm: u32, tm: u32) -> u32 {
+    bm / tm
 }
 
 /// Runs of 16 values along k in a tile: two blocks.
@@ -353,6 +353,7 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: bo
             if unit < BLOCKS * BN {
                 let (row, w) = (x.order.row(output.row(unit / BLOCKS)), output.matrix(w, unit / BLOCKS));
                 let block = index * BLOCKS + unit % BLOCKS;
+                // `store` has zeros past the end; with a branch inside this one, ptxas may load w after the products, not before them
                 let exists = W::WHOLE || block * 32 < w.k;
                 if exists || STRAIGHT {
                     stage.w_scale[I] = W::packed(w, row, if exists { block } else { 0 });
@@ -435,26 +436,26 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32, const STRAIGHT: b
             }
         });
         unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BN {
-        let unit = tid + I as u32 * THREADS;
-        if unit < BLOCKS * BN {
-                   let at = unit % BLOCKS * Place::<W, BM>::BLOCK + unit / BLOCKS;
-                   let block = index * BLOCKS + unit % BLOCKS;
-                   let exists = !STRAIGHT || W::WHOLE || block * 32 < k;
-                   let scales = if exists { stage.w_scale[I] } else { W::Packed::default() };
-                   let (step, min) = W::step_min(scales, block);
-                   buffer.set(Place::<W, BM>::STEP + at, step.to_bits());
-                   if W::HALVES {
-                       buffer.set(Place::<W, BM>::MIN + at, min.to_bits());
-                   } else if W::MINIMUM {
-                       buffer.set(Place::<W, BM>::MIN + at, (-min).to_bits());
-                   }
-                   if half_minima::<W>() {
-                       let (first, second) = W::minima(scales, block);
-                       buffer.set(Place::<W, BM>::MINIMA + at, (-first).to_bits());
-                       buffer.set(Place::<W, BM>::MINIMA + BN + at, (-second).to_bits());
-                   }
-               }
-               });
+            let unit = tid + I as u32 * THREADS;
+            if unit < BLOCKS * BN {
+                let at = unit % BLOCKS * Place::<W, BM>::BLOCK + unit / BLOCKS;
+                let block = index * BLOCKS + unit % BLOCKS;
+                let exists = !STRAIGHT || W::WHOLE || block * 32 < k;
+                let scales = if exists { stage.w_scale[I] } else { W::Packed::default() };
+                let (step, min) = W::step_min(scales, block);
+                buffer.set(Place::<W, BM>::STEP + at, step.to_bits());
+                if W::HALVES {
+                    buffer.set(Place::<W, BM>::MIN + at, min.to_bits());
+                } else if W::MINIMUM {
+                    buffer.set(Place::<W, BM>::MIN + at, (-min).to_bits());
+                }
+                if half_minima::<W>() {
+                    let (first, second) = W::minima(scales, block);
+                    buffer.set(Place::<W, BM>::MINIMA + at, (-first).to_bits());
+                    buffer.set(Place::<W, BM>::MINIMA + BN + at, (-second).to_bits());
+                }
+            }
+        });
     }
 }
 
@@ -471,6 +472,7 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
     column: u32,
     live: u32,
 ) {
+    let next_row = row_step(BM, TM as u32);
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
         let (from_x, from_w) =
@@ -485,13 +487,13 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
             step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
             base[J] = -MAGIC * step[J];
         });
-        unroll!(I < 8 => if I < TM && row_step::<BM, TM>() * (I as u32) < live {
-            let [low, high] = runs(from_x, BM, row_step::<BM, TM>() * I as u32);
+        unroll!(I < 8 => if I < TM && next_row * (I as u32) < live {
+            let [low, high] = runs(from_x, BM, next_row * I as u32);
             let x = joined(low, high);
-            let scale = f32::from_bits(x_scales.get(row_step::<BM, TM>() * I as u32));
+            let scale = f32::from_bits(x_scales.get(next_row * I as u32));
             let mut start = MAGIC.to_bits();
             if W::OFFSET != 0 {
-                start = x_scales.get(BM + row_step::<BM, TM>() * I as u32);
+                start = x_scales.get(BM + next_row * I as u32);
             }
             let mut sums = [start as i32; TN];
             unroll!(WORD < 8 => unroll!(J < 8 => if J < TN { sums[J] = dp4a(x[WORD], w[J][WORD], sums[J]) }));
@@ -515,6 +517,7 @@ unsafe fn multiply_halves<W: Weights, const BM: u32, const TM: usize, const TN: 
     column: u32,
     live: u32,
 ) {
+    let next_row = row_step(BM, TM as u32);
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
         let x_scales = block.at(Place::<W, BM>::X_SCALE + row);
@@ -530,9 +533,9 @@ unsafe fn multiply_halves<W: Weights, const BM: u32, const TM: usize, const TN: 
                 step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
                 base[J] = -MAGIC * step[J];
             });
-            unroll!(I < 8 => if I < TM && row_step::<BM, TM>() * (I as u32) < live {
-                let x = from_x.get4(4 * row_step::<BM, TM>() * I as u32);
-                let scale = f32::from_bits(x_scales.get(row_step::<BM, TM>() * I as u32));
+            unroll!(I < 8 => if I < TM && next_row * (I as u32) < live {
+                let x = from_x.get4(4 * next_row * I as u32);
+                let scale = f32::from_bits(x_scales.get(next_row * I as u32));
                 let mut sums = [MAGIC.to_bits() as i32; TN];
                 unroll!(WORD < 4 => unroll!(J < 8 => if J < TN { sums[J] = dp4a(x[WORD], w[J][WORD], sums[J]) }));
                 unroll!(J < 8 => if J < TN {
@@ -556,13 +559,14 @@ unsafe fn subtract_minima<W: Weights, const BM: u32, const TM: usize, const TN: 
     column: u32,
     live: u32,
 ) {
+    let next_row = row_step(BM, TM as u32);
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
         let (sums, minima) = (block.at(Place::<W, BM>::X_SUM + row), block.at(Place::<W, BM>::MIN + column));
         let mut min = [0.0; TN];
         unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
-        unroll!(I < 8 => if I < TM && row_step::<BM, TM>() * (I as u32) < live {
-            let sum = f32::from_bits(sums.get(row_step::<BM, TM>() * I as u32));
+        unroll!(I < 8 => if I < TM && next_row * (I as u32) < live {
+            let sum = f32::from_bits(sums.get(next_row * I as u32));
             unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
         });
     }
@@ -580,6 +584,7 @@ unsafe fn subtract_half_minima<W: Weights, const BM: u32, const TM: usize, const
     column: u32,
     live: u32,
 ) {
+    let next_row = row_step(BM, TM as u32);
     // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
         let scales = block.at(Place::<W, BM>::X_SCALE + row);
@@ -589,8 +594,8 @@ unsafe fn subtract_half_minima<W: Weights, const BM: u32, const TM: usize, const
             let minima = block.at(Place::<W, BM>::MINIMA + SECOND * BN + column);
             let mut min = [0.0; TN];
             unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
-            unroll!(I < 8 => if I < TM && row_step::<BM, TM>() * (I as u32) < live {
-                let sum = f32::from_bits(sums.get(row_step::<BM, TM>() * I as u32)) * f32::from_bits(scales.get(row_step::<BM, TM>() * I as u32));
+            unroll!(I < 8 => if I < TM && next_row * (I as u32) < live {
+                let sum = f32::from_bits(sums.get(next_row * I as u32)) * f32::from_bits(scales.get(next_row * I as u32));
                 unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
             });
         });
@@ -655,7 +660,7 @@ fn joined(low: [u32; 4], high: [u32; 4]) -> [u32; 8] {
 
 /// Threads that compute a tile of `bm` rows, each `tm` × `tn` values.
 pub(super) const fn threads(bm: u32, tm: u32, tn: u32) -> u32 {
-    bm / tm * BN / tn
+    row_step(bm, tm) * BN / tn
 }
 
 /// The distance between the TN columns of y that a thread computes.
@@ -763,7 +768,7 @@ pub(super) unsafe fn tile<
         let mut index = first + step;
         let mut current = 0;
         while index < tiles {
-            // load
+            // load, at addresses that are not kept in registers
             let stage = load(opaque(index));
             // compute
             multiply_tile::<W, BM, TM, TN>(&mut acc, buffers.at(current), row, column, x.live);
@@ -782,7 +787,7 @@ pub(super) unsafe fn tile<
         }
 
         // write
-        output.finish::<W, TM, TN>(acc, x.first + row, column, row_step::<BM, TM>(), w, x.m);
+        output.finish::<W, TM, TN>(acc, x.first + row, column, row_step(BM, TM as u32), w, x.m);
     }
 }
 
