@@ -219,6 +219,9 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         ] {
             test(shape, DType::F32, Data::Normal, none, false);
         }
+        // more columns than all blocks compute at once, on a GPU of up to 132 multiprocessors; of up to 32, with rows of x in parts
+        test((3, 9000, 96), DType::F32, Data::Normal, none, false);
+        test((7, 1100, 2080), DType::F32, Data::Normal, none, true);
         // few rows after the last whole tile, on a GPU of up to 22 multiprocessors
         test((129, 2500, 64), DType::F32, Data::Normal, Activation::GeluTanh, true);
         // k in parts of unequal length, on a GPU of 20 multiprocessors or more

@@ -188,16 +188,6 @@ pub(super) fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
     (pointer(epilogue.bias), pointer(epilogue.residual), super::activate::number(epilogue.activation))
 }
 
-/// The most rows on Pascal whose product is by the vector kernels. They read x through L2 for each column, which on an H200 is soon
-/// there. By the cost model, a P40 takes 12.2 ms for 8 rows of the 2B in Q4_0 by these kernels, and 8.3 ms for 9 by tiles; 4 rows take
-/// 7.7 (estimated, not measured). But a row among up to 8 has the bits that it has alone.
-const MAX_PASCAL_VECTOR_M: u32 = 8;
-
-/// The most rows whose product is by the vector kernels. As many have the same bits in each of them, however many there are.
-fn most_vector_rows(properties: &Properties) -> u32 {
-    if is_pascal(properties) { MAX_PASCAL_VECTOR_M } else { quantized::MAX_M }
-}
-
 fn is_pascal(&Properties { capability: (major, _), .. }: &Properties) -> bool {
     major == 6
 }
@@ -209,10 +199,12 @@ struct Choice {
     partial: usize,
 }
 
-/// The vector kernel for up to [`quantized::MAX_M`] rows.
-fn vector_kernel(format: Format, m: u32, n: u32) -> Choice {
-    let (variant, columns) = quantized::variant_for(m);
-    Choice { spec: VECTOR[variant][format as usize], grid: [n.div_ceil(columns), 1, 1], partial: 0 }
+/// The vector kernel for up to [`quantized::MAX_M`] rows, which have the same bits in each of them, however many there are.
+fn vector_kernel(device: &CudaDevice, format: Format, m: u32, n: u32) -> Result<Choice> {
+    let spec = VECTOR[quantized::variant_for(m)][format as usize];
+    // each block copies the rows once, for all columns that it computes
+    let blocks = quantized::blocks(n).min(one_wave(device, &spec)?);
+    Ok(Choice { spec, grid: [blocks, 1, 1], partial: 0 })
 }
 
 /// The tile kernel for y: [m, n] with k columns.
@@ -277,10 +269,9 @@ unsafe fn multiply(
     w: &QuantTensor,
 ) -> Result<()> {
     let n = w.rows() as u32;
-    let properties = device.properties();
-    let kernel = match m <= most_vector_rows(properties) {
-        true => vector_kernel(w.format(), m, n),
-        false => tile_kernel(w.format(), [m, n, w.k as u32], properties),
+    let kernel = match m <= quantized::MAX_M {
+        true => vector_kernel(device, w.format(), m, n)?,
+        false => tile_kernel(w.format(), [m, n, w.k as u32], device.properties()),
     };
     // SAFETY: this function's contract.
     unsafe { multiply_by(device, kernel, outputs, x, (first, m), w) }
@@ -378,37 +369,9 @@ mod tests {
 
     #[test]
     fn vector_kernels_by_rows() {
-        let of = |m| vector_kernel(Format::Q4_0, m, 4096).spec.name;
+        let of = |m| VECTOR[quantized::variant_for(m)][Format::Q4_0 as usize].name;
         assert_eq!([of(1), of(3), of(8)], ["quant_vector2_q4_0", "quant_vector4_q4_0", "quant_vector8_q4_0"]);
         assert_eq!(of(9), "quant_vector16_q4_0");
-    }
-
-    /// Sixteen rows by one kernel, which Pascal does not choose, have the bits of eight and eight.
-    #[test]
-    fn vector_kernels_have_the_same_bits_however_many_rows_there_are() -> Result<()> {
-        let device = Device::virtual_gpu()?;
-        let Device::Cuda(gpu) = &device else { panic!("the virtual GPU is no CUDA device") };
-        let (m, n, k) = (13u32, 41, 512);
-        let values = |count: usize| (0..count).map(|at| (at as f32 * 0.37).sin()).collect::<Vec<_>>();
-        let x = Tensor::from_slice(&values((m * k) as usize), [m as usize, k as usize], &device)?;
-        let x = ops::quantize_rows(&x)?;
-        let w = Tensor::from_slice(&values(n * k as usize), [n, k as usize], &device)?;
-        for format in Format::ALL {
-            let w = ops::quantize(&w, format)?;
-            let product = |first: u32, rows: u32| {
-                let mut y = Tensor::uninitialized([rows as usize, n], DType::F32, &device)?;
-                let outputs = (y.view_mut()?.ptr::<f32>(), ptr::null(), ptr::null(), 0);
-                // SAFETY: y is [rows, n] and new; x has rows from `first` on and w's columns. All are on one stream.
-                unsafe {
-                    multiply_by(gpu, vector_kernel(format, rows, n as u32), outputs, &x, (first, rows), &w)?
-                };
-                y.to_vec::<f32>()
-            };
-            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-            let apart = [product(0, 8)?, product(8, m - 8)?].concat();
-            assert_eq!(bits(product(0, m)?), bits(apart), "{format:?}");
-        }
-        Ok(())
     }
 
     /// k in parts, of all heights of tiles, also where the parts differ in length and the last block of k is half a tile.

@@ -1,10 +1,10 @@
-//! How products with a vector read quantised activations: one unit of weights at a time, from global or shared memory.
+//! How products with a vector read quantised activations: one unit of weights at a time, from shared memory.
 
 use super::blocks::RowScale;
 pub(crate) use super::inputs::{BlockInput, Inputs};
 use super::weights::{BLOCK_VALUES, Weights};
 use crate::device::Shared;
-use crate::device::int8::{load_pair, load_words};
+use crate::device::int8::load_pair;
 use crate::device::unroll::unroll;
 use cuda_std::inlined;
 
@@ -14,7 +14,7 @@ impl Inputs {
     /// # Safety
     /// The row has the unit.
     #[inline(always)]
-    pub unsafe fn load<W: Weights>(x: impl Activations, unit: u32) -> Self {
+    pub(super) unsafe fn load<W: Weights, const VALUES: u32>(x: SharedRow<VALUES>, unit: u32) -> Self {
         let blocks = W::UNIT / BLOCK_VALUES;
         let mut inputs = Self { runs: [[0; 4]; 4], blocks: [BlockInput::default(); 2] };
         // SAFETY: the row has the unit: this function's contract. So it has the unit's runs and blocks.
@@ -23,46 +23,10 @@ impl Inputs {
                 inputs.runs[I] = x.run::<W>(unit, I as u32);
             });
             unroll!(I < 2 => if (I as u32) < blocks {
-                inputs.blocks[I] = x.block::<W>(unit * blocks + I as u32);
+                inputs.blocks[I] = x.block(unit * blocks + I as u32);
             });
         }
         inputs
-    }
-}
-
-/// A row of quantised activations in some memory.
-pub(crate) trait Activations: Copy {
-    /// Run `run` of unit `unit`: 16 values.
-    ///
-    /// # Safety
-    /// The row has the unit.
-    unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4];
-
-    /// The scale and the sum of block `block`.
-    ///
-    /// # Safety
-    /// The row has this block.
-    unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput;
-}
-
-/// A row in global memory.
-#[derive(Clone, Copy)]
-pub(super) struct GlobalRow {
-    pub quants: *const u8,
-    pub scales: *const u8,
-}
-
-#[inlined]
-impl Activations for GlobalRow {
-    unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4] {
-        // SAFETY: the row has the unit: this function's contract. Rows and runs begin on 16-byte boundaries.
-        unsafe { load_words(self.quants.add((unit * W::UNIT + run * 16) as usize)) }
-    }
-
-    unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput {
-        // SAFETY: the row has the block: this function's contract.
-        let row = unsafe { row_scale(self.scales, block) };
-        BlockInput { scale: row.scale, sum: W::of_sum(row) }
     }
 }
 
@@ -103,6 +67,15 @@ impl<const VALUES: u32> SharedRow<VALUES> {
         unsafe { self.quants.set(run % 4 * plane(VALUES) + run / 4 * 4 + word % 4, quants) }
     }
 
+    /// Stores run `run`, 16 quants.
+    ///
+    /// # Safety
+    /// As [`Shared::set`].
+    pub unsafe fn set_run(self, run: u32, quants: [u32; 4]) {
+        // SAFETY: the run is inside the row, and nobody else accesses it: this function's contract.
+        unsafe { self.quants.set4(run % 4 * plane(VALUES) + run / 4 * 4, quants) }
+    }
+
     /// Stores the scale and the sum of block `block`.
     ///
     /// # Safety
@@ -114,17 +87,22 @@ impl<const VALUES: u32> SharedRow<VALUES> {
             self.blocks.set(block * 2 + 1, sum);
         }
     }
-}
 
-#[inlined]
-impl<const VALUES: u32> Activations for SharedRow<VALUES> {
-    unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4] {
+    /// Run `run` of unit `unit`: 16 values.
+    ///
+    /// # Safety
+    /// The row has the unit, written before a barrier.
+    unsafe fn run<W: Weights>(self, unit: u32, run: u32) -> [u32; 4] {
         let first = unit * (W::UNIT / 16); // a unit's runs are in consecutive planes
         // SAFETY: the row has the unit: this function's contract. The plane exists: `first` % 4 + `run` < 4.
         unsafe { self.quants.get4((first % 4 + run) * plane(VALUES) + first / 4 * 4) }
     }
 
-    unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput {
+    /// The scale and the sum of block `block`.
+    ///
+    /// # Safety
+    /// The row has this block, written before a barrier.
+    unsafe fn block(self, block: u32) -> BlockInput {
         // SAFETY: the row has the block: this function's contract.
         let [scale, sum] = unsafe { self.blocks.get2(block * 2) };
         BlockInput { scale: f32::from_bits(scale), sum }

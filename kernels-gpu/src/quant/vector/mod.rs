@@ -18,12 +18,12 @@
 //! | experts   | quant_experts1_‹f›  | 1, f32, and an expert's rows of w, for each pair | as quant_vector1 |
 //! | two       | quant_two_‹f›, not of formats with super-blocks | 2, f32, with a norm or without | 2 · 1 |
 //! |           | quant_gated2_‹f›, of the same formats | 2, f32, the same; y = silu(gate)·up, of a row of w each | 2 · 1 |
-//! | quantized | quant_vector2_‹f›   | 1, 2, quantised  | 4 · 1                                         |
+//! | quantized | quant_vector2_‹f›   | 1, 2, quantised  | 2 · 1                                         |
 //! |           | quant_vector4_‹f›   | 3, 4, quantised  | 2 · 1                                         |
 //! |           | quant_vector8_‹f›   | 5 to 8, quantised | 2 · 1                                        |
 //! |           | quant_vector16_‹f›  | 9 to 16, quantised | 2 · 1                                       |
 //!
-//! `stage` loads w, `prologue` quantises rows of x in f32, and `spread` adds the lanes' sums.
+//! `stage` loads w, `prologue` quantises rows of x in f32, and `spread` adds the lanes' sums. All of them have x in shared memory.
 //!
 //! All of them add the sum of an element in the same order. So a row of y has the same bits whatever the other rows of x are
 //! and however many, up to 16.

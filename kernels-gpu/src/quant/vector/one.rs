@@ -209,7 +209,7 @@ pub(in crate::quant) unsafe fn vector1<
                 let mut at = 0;
                 loop {
                     unroll!(V < 2 => if V < U {
-                        stage.multiply::<V, _>(&mut acc, row, at + lane, lane);
+                        stage.multiply::<V, TILE>(&mut acc, row, at + lane, lane);
                     });
                     at += step;
                     if at >= units {

@@ -2,7 +2,7 @@
 
 use crate::device::keep_order;
 use crate::device::unroll::unroll;
-use crate::quant::activations::{Activations, Inputs};
+use crate::quant::activations::{Inputs, SharedRow};
 use crate::quant::weights::{Matrix, Weights};
 use cuda_std::prelude::*;
 
@@ -95,15 +95,15 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
     ///
     /// # Safety
     /// `x` has the unit.
-    pub unsafe fn multiply<const V: usize, A: Activations>(
+    pub unsafe fn multiply<const V: usize, const VALUES: u32>(
         &self,
         acc: &mut [f32; R],
-        x: A,
+        x: SharedRow<VALUES>,
         unit: u32,
         lane: u32,
     ) {
         // SAFETY: `x` has the unit: this function's contract.
-        let inputs = unsafe { Inputs::load::<W>(x, unit + 32 * V as u32) };
+        let inputs = unsafe { Inputs::load::<W, VALUES>(x, unit + 32 * V as u32) };
         unroll!(J < 4 => if J < R {
             let scale = W::scale(self.raw[J][V], lane);
             acc[J] = W::dot(self.quants[J][V], self.upper[J][V], scale, &inputs, acc[J]);

@@ -109,7 +109,7 @@ unsafe fn two<W: Weights, const GATED: bool>(p: Vector) {
                 let mut at = 0;
                 loop {
                     unroll!(I < 2 => {
-                        stage.multiply::<0, _>(&mut acc[I], row(I), at + lane, lane);
+                        stage.multiply::<0, TILE>(&mut acc[I], row(I), at + lane, lane);
                     });
                     at += 32;
                     if at >= units {
