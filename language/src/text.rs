@@ -10,7 +10,7 @@ use super::inference::{Pass, block, changes, rms_norm, sparse};
 use super::layers::Layers;
 use super::options::{ExpertPlacement, LoadOptions};
 use super::placement::{Placement, SplitMode};
-use super::rope::{RopeTables, text_rope};
+use super::rope::{KnownAngles, RopeTables};
 use super::seam::Config;
 use super::seam::Progress;
 use super::weights::Weights;
@@ -29,6 +29,7 @@ use std::vec::IntoIter;
 /// The decoder with its embedding and output projection.
 pub struct TextModel {
     config: TextConfig,
+    known_angles: Arc<KnownAngles>,
     /// The format of keys and values.
     cache: KvFormat,
     /// On the first device.
@@ -146,7 +147,8 @@ impl TextModel {
             None => Between::Stages(ring(&devices, placement.way())?),
         };
         let (config, cache, between) = (text.clone(), options.cache, Arc::new(between));
-        Ok(Self { config, cache, embed_tokens, stages, between, norms, lm_heads })
+        let known_angles = Arc::default();
+        Ok(Self { config, known_angles, cache, embed_tokens, stages, between, norms, lm_heads })
     }
 
     /// The same model, whose weights both share wherever they are, with an adapter beside its matrices. Each change is on the device of its
@@ -178,6 +180,7 @@ impl TextModel {
         let (between, norms) = (Arc::clone(&self.between), self.norms.clone());
         Ok(Self {
             config: self.config.clone(),
+            known_angles: Arc::clone(&self.known_angles),
             cache: self.cache,
             embed_tokens,
             stages,
@@ -290,6 +293,11 @@ impl TextModel {
         2 * self.config.num_hidden_layers * KvTensor::part_bytes(self.cache, dims).iter().sum::<usize>()
     }
 
+    /// Cosines and sines of the rotary angles of tokens at these positions.
+    pub(super) fn rotations(&self, axes: &[[u32; 3]]) -> RopeTables {
+        self.known_angles.at(&self.config, axes)
+    }
+
     /// The rotary angles of tokens at these positions: cosines and sines, each [positions, head_dim / 2], for each stage.
     ///
     /// # Errors
@@ -298,7 +306,7 @@ impl TextModel {
         let shape = [axes.len(), self.config.head_dim / 2];
         let tables = match self.device().is_planned() {
             true => RopeTables::unknown(shape[0] * shape[1]),
-            false => text_rope(&self.config, axes),
+            false => self.rotations(axes),
         };
         let on = |stage: &Stage| {
             let table = |values: &[f32]| Tensor::from_slice(values, shape, &stage.device);

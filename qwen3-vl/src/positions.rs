@@ -74,14 +74,19 @@ fn block_order(rows: usize, cols: usize, merge: usize) -> impl Iterator<Item = (
 /// The vision tower's rotary angles: the row rotates by the first half of the frequencies, the column by the second.
 pub fn vision_rope(config: &VisionConfig, grids: &[[usize; 3]]) -> RopeTables {
     let frequencies = frequencies(config.rope_theta, config.head_dim() / 2);
+    let lines = grids.iter().flat_map(|[_, rows, cols]| [*rows, *cols]).max().unwrap_or(0);
+    let rotations: Vec<_> = (0..lines)
+        .flat_map(|line| frequencies.iter().map(move |frequency| (line as f64 * frequency).sin_cos()))
+        .map(|(sin, cos)| (cos as f32, sin as f32))
+        .collect();
     let patches: usize = grids.iter().map(|grid| grid.iter().product::<usize>()).sum();
     let mut tables = RopeTables::with_capacity(patches * config.head_dim() / 2);
     for &[frames, rows, cols] in grids {
         for _ in 0..frames {
-            for (row, col) in block_order(rows, cols, config.spatial_merge_size) {
-                for along in [row, col] {
-                    frequencies.iter().for_each(|frequency| tables.push(along as f64 * frequency));
-                }
+            for along in block_order(rows, cols, config.spatial_merge_size).flat_map(<[usize; 2]>::from) {
+                let of_line = &rotations[along * frequencies.len()..][..frequencies.len()];
+                tables.cos.extend(of_line.iter().map(|(cos, _)| cos));
+                tables.sin.extend(of_line.iter().map(|(_, sin)| sin));
             }
         }
     }

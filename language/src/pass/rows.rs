@@ -4,7 +4,7 @@
 use crate::media::VisionOutput;
 use crate::network::{LAYERS_QUEUED, LEAST_BOUNDED, Network, Queue, clip, interrupted};
 use crate::relay::Relay;
-use crate::rope::{RopeTables, text_rope};
+use crate::rope::RopeTables;
 use crate::sparse::{SoftmaxShare, local_keys};
 use crate::text::{ImageRun, Images};
 use pascaline::nn::{KvPages, PagedRows, PromptRows, Rope, SparsePrompt};
@@ -120,8 +120,6 @@ pub(crate) struct Passes<'m> {
     networks: Vec<&'m Network>,
     /// The number of the one that the next pass is through.
     network: usize,
-    /// Angles of text: row p is for position p on all axes.
-    known: RopeTables,
     /// Each owns the memory of its activations.
     graphs: Vec<Captured>,
     /// The most rows of all captured passes together.
@@ -136,18 +134,8 @@ impl<'m> Passes<'m> {
     /// Captures passes where possible if `capture`, of at most `captured_rows` rows together.
     pub fn new(model: &'m Network, capture: bool, captured_rows: usize) -> Self {
         let capture = capture && model.text.is_capturable();
-        let known = RopeTables { cos: Vec::new(), sin: Vec::new() };
         let (networks, network) = (vec![model], 0);
-        Self {
-            networks,
-            network,
-            known,
-            graphs: Vec::new(),
-            captured_rows,
-            capture,
-            clock: 0,
-            is_first: false,
-        }
+        Self { networks, network, graphs: Vec::new(), captured_rows, capture, clock: 0, is_first: false }
     }
 
     /// With further networks of the same sizes on the same devices, numbered from 1 on.
@@ -337,37 +325,13 @@ impl<'m> Passes<'m> {
     }
 
     /// The contents of [`Inputs::angles`].
-    fn angles(&mut self, work: &Work, shape: Shape) -> Vec<f32> {
-        let text = &self.chosen().config.text;
-        let half = text.head_dim / 2;
+    fn angles(&self, work: &Work, shape: Shape) -> Vec<f32> {
         let padding = shape.last - work.last.len();
         let last = work.last.iter().map(|last| last.row.position);
         let last = last.chain(std::iter::repeat_n([0; 3], padding));
         let all: Vec<_> =
             last.chain(work.parts.iter().flat_map(|part| &part.rows).map(|row| row.position)).collect();
-        let text_only = |[t, h, w]: [u32; 3]| t == h && h == w;
-        let most = all.iter().filter(|axes| text_only(**axes)).map(|axes| axes[0] as usize).max();
-        let held = self.known.cos.len() / half.max(1);
-        if let Some(most) = most.filter(|most| *most >= held) {
-            // in advance, so that not every token extends the table
-            let more: Vec<_> = (held as u32..=(most as u32).saturating_add(255)).map(|p| [p; 3]).collect();
-            let more = text_rope(text, &more);
-            self.known.cos.extend(more.cos);
-            self.known.sin.extend(more.sin);
-        }
-        let (mut cos, mut sin) =
-            (Vec::with_capacity(2 * all.len() * half), Vec::with_capacity(all.len() * half));
-        for axes in all {
-            if text_only(axes) {
-                let at = axes[0] as usize * half;
-                cos.extend_from_slice(&self.known.cos[at..at + half]);
-                sin.extend_from_slice(&self.known.sin[at..at + half]);
-            } else {
-                let one = text_rope(text, &[axes]);
-                cos.extend(one.cos);
-                sin.extend(one.sin);
-            }
-        }
+        let RopeTables { mut cos, sin } = self.chosen().text.rotations(&all);
         cos.extend(sin);
         cos
     }
