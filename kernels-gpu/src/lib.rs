@@ -103,7 +103,6 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     quant::vector::experts::KERNELS,
     quant::vector::one::KERNELS,
     quant::vector::quantized::KERNELS,
-    quant::vector::two::KERNELS,
     reduce::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,

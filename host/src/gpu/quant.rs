@@ -19,7 +19,6 @@ use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight
 use kernels_gpu::quant::tile::{BN, GATED128, TILE32, TILE64, TILE128};
 use kernels_gpu::quant::vector::one::{self, GATED1, NORMED1, VECTOR1, Vector};
 use kernels_gpu::quant::vector::quantized::{self, VECTOR};
-use kernels_gpu::quant::vector::two;
 use kernels_gpu::quant::{Gated, Product};
 use std::ptr;
 
@@ -143,13 +142,8 @@ pub(super) fn one_wave<P>(device: &CudaDevice, spec: &KernelSpec<P>) -> Result<u
     Ok(resident.max(1) * multiprocessors)
 }
 
-/// Whether [`vector`] multiplies `m` rows of x by w.
-pub(crate) fn is_vector(m: usize, w: &QuantTensor) -> bool {
-    w.rows() > 0 && (m == 1 || m == two::M && two::kernels(w.format()).is_some())
-}
-
-/// y = act(norm(x)·wᵀ + bias) + residual for rows `x` in f32, whose number [`is_vector`] allows, and their length [`norm_is_fused`] if
-/// there is a norm. With [`Activation::SwiGlu`] w has gates, then ups, and there is no bias.
+/// y = act(norm(x)·wᵀ + bias) + residual for one row `x` in f32, whose length [`norm_is_fused`] allows if there is a norm. With
+/// [`Activation::SwiGlu`] w has gates, then ups, and there is no bias.
 pub(crate) fn vector(
     device: &CudaDevice,
     y: TensorMut,
@@ -158,27 +152,22 @@ pub(crate) fn vector(
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<()> {
-    let (format, (m, n)) = (w.format(), y.shape().rows_cols());
-    let (n, is_gated) = (n as u32, epilogue.activation == Activation::SwiGlu);
-    let two_rows = if m == two::M { two::kernels(format) } else { None };
-    let index = format as usize;
-    let (spec, blocks) = match (two_rows, is_gated, norm) {
-        (Some([_, gated]), true, _) => (gated, two::blocks(n, 2)),
-        (Some([plain, _]), false, _) => (plain, two::blocks(n, 1)),
-        (None, true, _) => (GATED1[index], one::gated_blocks1(n)),
-        (None, false, Some(_)) => (NORMED1[index], one::blocks1(n)),
-        (None, false, None) => (VECTOR1[index], one::blocks1(n)),
+    let (index, n) = (w.format() as usize, y.shape().elements() as u32);
+    let (spec, blocks) = match (epilogue.activation, norm) {
+        (Activation::SwiGlu, _) => (GATED1[index], one::gated_blocks1(n)),
+        (_, Some(_)) => (NORMED1[index], one::blocks1(n)),
+        (_, None) => (VECTOR1[index], one::blocks1(n)),
     };
-    // each block quantises the rows once, for all columns that it computes
+    // each block quantises the row once, for all columns that it computes
     let grid = [blocks.min(one_wave(device, &spec)?), 1, 1];
     let (k, cols) = (w.k as u32, w.cols() as u32);
     let (bias, residual, activation) = arguments(epilogue);
     let (norm, eps) = norm.map_or((ptr::null(), 0.0), |(weight, eps)| (weight.ptr(), eps));
     let (y, x, (w, w_scales)) = (y.ptr(), x.ptr(), addresses(w));
     let parameters = Vector { y, x, norm, w, w_scales, bias, residual, n, k, cols, activation, eps };
-    // SAFETY: `ops` has checked that x and the norm's weight are contiguous f32 with w's columns and aligned, that x has as many rows as
-    // the kernel, and that y, residual and bias have as many columns as w has rows, or half as many for gates and ups. All are f32
-    // and on this stream. A TensorMut overlaps nothing.
+    // SAFETY: `ops` has checked that x and the norm's weight are contiguous f32 with w's columns and aligned, and that y, residual and
+    // bias have as many columns as w has rows, or half as many for gates and ups. All are f32 and on this stream. A TensorMut overlaps
+    // nothing. Without columns there is no block, and so no launch.
     unsafe { device.launch(&spec, grid, &parameters) }
 }
 

@@ -169,9 +169,8 @@ impl Dense {
     fn forward_fused(&self, x: &Tensor, norm: Option<&RmsNorm>, residual: Option<&Tensor>) -> Result<Tensor> {
         let &[rows, _] = x.dims() else { return Err(misfit("Mlp", "x", "[rows, hidden]", x)) };
         let mut y = Tensor::uninitialized([rows, self.fc2.out_features()], DType::F32, &x.device())?;
-        // rows that the first product's kernel quantises itself stay f32
-        let is_vector = |&[(fc1, _), _]: &[(&QuantTensor, _); 2]| rows == 1 || ops::is_vector(x, fc1);
-        let quantized = self.quantized().filter(|maps| !is_vector(maps));
+        // one row, which the first product's kernel quantises itself, stays f32
+        let quantized = self.quantized().filter(|_| rows != 1);
         let piece = match quantized {
             Some([(fc1, _), _]) => {
                 even_pieces(rows, rows_per_launch(2 * fc1.rows() * fc1.cols(), &x.device()).min(MLP_ROWS))

@@ -61,15 +61,12 @@ impl Stacked {
         let rows = x.dims()[0];
         let quantized = self.parts.iter().filter(|part| matches!(part, Matrix::Quantized(_))).count();
         let all = quantized == self.parts.len();
-        let by_product = self.parts.iter().all(|part| match part {
-            Matrix::Quantized(w) => ops::is_vector(x, w),
-            _ => true,
-        });
+        let by_product = quantized == 0 || ops::is_vector(x);
         let normed = match norm {
             Some(norm) if !all || rows == 1 && !by_product => Some(norm.forward(x)?),
             _ => None,
         };
-        // kernels for one row or two normalise and quantise them themselves
+        // kernels for one row normalise and quantise it themselves
         let norm_of_parts = norm.filter(|_| normed.is_none() && by_product);
         let quantized = match (&normed, norm) {
             _ if rows == 1 || by_product || quantized == 0 => None,

@@ -317,7 +317,7 @@ pub fn quant_linear_into(
         }
     }
     if let Device::Cuda(device) = x.device()
-        && is_vector(x, w)
+        && is_vector(x)
         && norm.is_none_or(|_| gpu::quant::norm_is_fused(w.cols()))
         && (epilogue.activation != Activation::SwiGlu || epilogue.bias.is_none())
         && epilogue.activation != Activation::GeluErf
@@ -373,7 +373,7 @@ pub fn quant_matmul(x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<
 /// [`quant_matmul`] into `y` [.., n] f32.
 pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
     MATMUL.contiguous("x", x)?;
-    if !is_vector(x, w) {
+    if !is_vector(x) {
         return quant_matmul_rows_into(y, &quantize_rows(x)?, w, epilogue);
     }
     match check_product(&y, x.shape(), x, w, epilogue)? {
@@ -388,9 +388,8 @@ pub(super) fn has_one_row(x: &Tensor) -> bool {
 }
 
 /// Whether a product with `x` is by a kernel that quantises it itself.
-pub(crate) fn is_vector(x: &Tensor, w: &QuantTensor) -> bool {
-    let on_gpu = x.dtype() == DType::F32 && x.device().is_cuda();
-    on_gpu && x.shape().rank() > 0 && gpu::quant::is_vector(x.shape().rows_cols().0, w)
+pub(crate) fn is_vector(x: &Tensor) -> bool {
+    has_one_row(x) && x.dtype() == DType::F32 && x.device().is_cuda()
 }
 
 /// [`quant_matmul_into`] of quantised activations, which several products can share.

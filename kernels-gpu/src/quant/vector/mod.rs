@@ -16,8 +16,6 @@
 //! |           | quant_normed1_‹f›   | 1, f32, with a norm | as quant_vector1                        |
 //! |           | quant_gated1_‹f›    | 1, f32, with a norm or without; y = silu(gate)·up, of a row of w each | as quant_vector1 |
 //! | experts   | quant_experts1_‹f›  | 1, f32, and an expert's rows of w, for each pair | as quant_vector1 |
-//! | two       | quant_two_‹f›, not of formats with super-blocks | 2, f32, with a norm or without | 2 · 1 |
-//! |           | quant_gated2_‹f›, of the same formats | 2, f32, the same; y = silu(gate)·up, of a row of w each | 2 · 1 |
 //! | quantized | quant_vector2_‹f›   | 1, 2, quantised  | 2 · 1                                         |
 //! |           | quant_vector4_‹f›   | 3, 4, quantised  | 2 · 1                                         |
 //! |           | quant_vector8_‹f›   | 5 to 8, quantised | 2 · 1                                        |
@@ -34,4 +32,3 @@ pub(super) mod prologue;
 pub mod quantized;
 mod spread;
 mod stage;
-pub mod two;

@@ -27,14 +27,13 @@ const SHARED1_NORM: u32 = SHARED1 + 4 * RUNS;
 /// Rows of w per warp of [`VECTOR1`].
 pub(in crate::quant) const ROWS1: u32 = 2;
 
-/// The parameters of the kernels for m rows in f32, one or two: y = act(norm(x)·wᵀ + bias) + residual; or silu(gate)·up + residual,
-/// where a row of the product is n gates, then n ups.
+/// The parameters: y = act(norm(x)·wᵀ + bias) + residual; or silu(gate)·up + residual, where the product is n gates, then n ups.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Vector {
-    /// [m, n], disjoint from all else
+    /// [n], disjoint from all else
     pub y: *mut f32,
-    /// [m, cols], 16-byte aligned
+    /// [cols], 16-byte aligned
     pub x: *const f32,
     /// [cols], 16-byte aligned: the weight of an RMS norm of x's rows. Then cols is a multiple of 4 and at most
     /// [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS). Or null: x is not normalised. `quant_vector1` does not use it.
@@ -45,7 +44,7 @@ pub struct Vector {
     pub w_scales: *const u8,
     /// [n] or null; null for gates and ups
     pub bias: *const f32,
-    /// [m, n] or null
+    /// [n] or null
     pub residual: *const f32,
     pub n: u32,
     pub k: u32,
@@ -186,7 +185,7 @@ pub(in crate::quant) unsafe fn vector1<
         unsafe {
             while from < w.k {
                 let units = (w.k - from).min(TILE) / W::UNIT;
-                let tile = Tile::<THREADS1> { x, cols, from, tid };
+                let tile = Tile { x, cols, from, tid };
                 // load
                 let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X, ONCE>(first_of_x) };
                 if NORM && !norm.is_null() && !quantized {

@@ -18,9 +18,9 @@ pub(super) const TILE: u32 = 8192;
 /// Bytes of a row's quantised values in shared memory.
 pub(super) const TILE_BYTES: u32 = 4 * (quant_words(TILE) + block_words(TILE));
 
-/// The tile of x that begins at value `from`, and its quantisation into shared memory by a block of `THREADS`.
+/// The tile of x that begins at value `from`, and its quantisation into shared memory by a block.
 #[derive(Clone, Copy)]
-pub(super) struct Tile<const THREADS: u32> {
+pub(super) struct Tile {
     pub x: *const f32,
     pub cols: u32,
     pub from: u32,
@@ -29,7 +29,7 @@ pub(super) struct Tile<const THREADS: u32> {
 }
 
 #[inlined]
-impl<const THREADS: u32> Tile<THREADS> {
+impl Tile {
     /// Four values from column `column` on; `PARTS`: of the row that begins `first` values after `x`.
     ///
     /// # Safety
@@ -51,7 +51,7 @@ impl<const THREADS: u32> Tile<THREADS> {
     pub unsafe fn early<const X: usize, const PARTS: bool>(self, first: u32) -> [[f32; 4]; X] {
         let mut values = [[0.0; 4]; X];
         unroll!(I < 2 => if I < X {
-            let word = self.tid + I as u32 * THREADS;
+            let word = self.tid + I as u32 * THREADS1;
             // SAFETY: `x` has `cols` values and is 16-byte aligned: this function's contract.
             values[I] = unsafe { self.four::<PARTS>(first, self.from + word * 4) };
         });
@@ -76,12 +76,12 @@ impl<const THREADS: u32> Tile<THREADS> {
             if word / 32 * 128 < count {
                 each(word, early[I]);
             }
-            word += THREADS;
+            word += THREADS1;
         });
         while word / 32 * 128 < count {
             // SAFETY: `x` is valid: this function's contract.
             each(word, unsafe { self.four::<PARTS>(first, self.from + word * 4) });
-            word += THREADS;
+            word += THREADS1;
         }
     }
 
@@ -145,7 +145,7 @@ impl<const THREADS: u32> Tile<THREADS> {
         let mut word = self.tid;
         while word * 4 < self.cols {
             prefetch(weight.wrapping_add(4 * word as usize));
-            word += THREADS;
+            word += THREADS1;
         }
     }
 }
