@@ -13,14 +13,14 @@
 //!
 //! | kernel             | idea                                                                                  |
 //! |--------------------|---------------------------------------------------------------------------------------|
-//! | experts_route_‹t›  | a warp computes four logits; the last block of a token finds the largest by one warp   |
-//! | experts_route4_‹t› | a block has four tokens, so that the gate is read once for them                       |
+//! | experts_route_‹t›  | a warp computes a logit; the last block of a token finds the largest by one warp      |
+//! | experts_route4_‹t› | a block has four tokens, a warp four logits, so that the gate is read once for them   |
 //! | experts_sort       | a block per expert counts the pairs of lower experts, then places its own in order    |
 //! | experts_sum_f32    | a thread per element                                                                  |
 
 use crate::device::math::{exp, fma, rcp};
 use crate::device::unroll::unroll;
-use crate::device::{Element, F16, Shared, ticket};
+use crate::device::{Element, F16, Shared, shared, ticket};
 use core::sync::atomic::{AtomicU32, Ordering};
 use cuda_std::butterfly::argmax;
 use cuda_std::prelude::*;
@@ -30,10 +30,8 @@ use cuda_std::{KernelInfo, KernelSpec};
 /// Threads of a block.
 const BLOCK: u32 = 256;
 const WARPS: u32 = BLOCK / 32;
-/// Logits that a warp computes together, so that each load of x is used for all of them.
-const LOGITS: u32 = 4;
-/// Logits of a block at a time.
-pub const BLOCK_LOGITS: u32 = WARPS * LOGITS;
+/// Logits of a block of [`ROUTE`] at a time.
+pub const BLOCK_LOGITS: u32 = WARPS;
 /// The most experts: a lane of the selecting warp marks every 32nd of them in a word.
 pub const MAX_EXPERTS: u32 = 1024;
 
@@ -121,39 +119,49 @@ pub const ROUTE_TOKENS: u32 = 4;
 /// Columns of y that a block of [`experts_sum_f32`] computes.
 pub const SUM_COLUMNS: u32 = BLOCK;
 
-/// Computes the logits of four experts from `first` on for each of T tokens from `token` on, in all lanes. Experts and tokens past the
-/// last are that one.
+/// Computes the logits of L experts from `first` on for each of T tokens from `token` on, in all lanes. Experts and tokens past the
+/// last are that one. The order of additions does not depend on U, the vectors of each row in flight.
 ///
 /// # Safety
 /// As the kernels; all lanes of the warp are here.
 #[inline(always)]
-unsafe fn logits<E: Element, const T: usize>(
+unsafe fn logits<E: Element, const T: usize, const L: usize, const U: usize>(
     p: &Route<E>,
     token: u32,
     first: u32,
-) -> [[f32; LOGITS as usize]; T] {
-    let row = |j: u32| p.gate.wrapping_add(((first + j).min(p.experts - 1) * p.cols) as usize);
-    let gates = [row(0), row(1), row(2), row(3)];
+) -> [[f32; L]; T] {
+    let mut gates = [p.gate; L];
+    unroll!(J < 4 => if J < L {
+        gates[J] = p.gate.wrapping_add(((first + J as u32).min(p.experts - 1) * p.cols) as usize);
+    });
     let mut tokens = [p.x; T];
     unroll!(I < 4 => if I < T {
         tokens[I] = p.x.wrapping_add((token + I as u32).min(p.m - 1) as usize * p.cols as usize);
     });
-    let mut sums = [[0.0f32; LOGITS as usize]; T];
+    let mut sums = [[0.0f32; L]; T];
     let lane = warp::lane_id();
     // SAFETY: rows are clamped to the last one and columns are below cols; all lanes are at the shuffles.
     unsafe {
         if p.vectors != 0 {
             let mut c = lane * 4;
             while c < p.cols {
-                let w = gates.map(|gate| E::load4(gate.add(c as usize)));
-                unroll!(I < 4 => if I < T {
-                    let x = f32::load4(tokens[I].add(c as usize));
-                    unroll!(J < 4 => {
-                        let (w, sum) = (w[J], sums[I][J]);
-                        sums[I][J] = fma(x[3], w[3], fma(x[2], w[2], fma(x[1], w[1], fma(x[0], w[0], sum))));
+                let (mut ws, mut xs) = ([[[0.0; 4]; L]; U], [[[0.0; 4]; T]; U]);
+                unroll!(V < 4 => if V < U {
+                    let c = c + 128 * V as u32;
+                    if c < p.cols {
+                        ws[V] = gates.map(|gate| E::load4(gate.add(c as usize)));
+                        xs[V] = tokens.map(|x| f32::load4(x.add(c as usize)));
+                    }
+                });
+                unroll!(V < 4 => if V < U {
+                    unroll!(I < 4 => if I < T {
+                        unroll!(J < 4 => if J < L {
+                            let (x, w, sum) = (xs[V][I], ws[V][J], sums[I][J]);
+                            sums[I][J] = fma(x[3], w[3], fma(x[2], w[2], fma(x[1], w[1], fma(x[0], w[0], sum))));
+                        });
                     });
                 });
-                c += 128;
+                c += 128 * U as u32;
             }
         } else {
             let mut c = lane;
@@ -161,12 +169,18 @@ unsafe fn logits<E: Element, const T: usize>(
                 let w = gates.map(|gate| E::load(gate.add(c as usize)));
                 unroll!(I < 4 => if I < T {
                     let x = f32::load(tokens[I].add(c as usize));
-                    unroll!(J < 4 => sums[I][J] = fma(x, w[J], sums[I][J]));
+                    unroll!(J < 4 => if J < L {
+                        sums[I][J] = fma(x, w[J], sums[I][J]);
+                    });
                 });
                 c += 32;
             }
         }
-        unroll!(I < 4 => if I < T { unroll!(J < 4 => sums[I][J] = Sum.over::<32>(sums[I][J])) });
+        unroll!(I < 4 => if I < T {
+            unroll!(J < 4 => if J < L {
+                sums[I][J] = Sum.over::<32>(sums[I][J]);
+            });
+        });
     }
     sums
 }
@@ -174,9 +188,10 @@ unsafe fn logits<E: Element, const T: usize>(
 /// Writes the `top_k` experts with the largest probabilities, of equal ones those with lower numbers.
 ///
 /// # Safety
-/// As the kernels; all lanes of one warp are here, and the token's logits are visible to them.
+/// As the kernels; all lanes of one warp are here, and the token's logits are visible to them. `keys` has a word for each expert, and
+/// nobody else accesses it.
 #[inline(always)]
-unsafe fn choose<T>(p: &Route<T>, token: usize) {
+unsafe fn choose<T>(p: &Route<T>, token: usize, keys: Shared<u32>) {
     let lane = warp::lane_id();
     let logits = p.logits.wrapping_add(token * p.experts as usize);
     let (ids, weights) =
@@ -187,35 +202,44 @@ unsafe fn choose<T>(p: &Route<T>, token: usize) {
         let mut own = f32::NEG_INFINITY;
         let mut e = lane;
         while e < p.experts {
-            own = own.max(*logits.add(e as usize));
+            let logit = *logits.add(e as usize);
+            keys.set(e, logit.to_bits());
+            own = own.max(logit);
             e += 32;
         }
         let max = Max.over::<32>(own);
         let mut own = 0.0;
         let mut e = lane;
         while e < p.experts {
-            own += exp(*logits.add(e as usize) - max);
+            let weight = exp(f32::from_bits(keys.get(e)) - max);
+            keys.set(e, weight.to_bits());
+            own += weight;
             e += 32;
         }
         let scale = rcp(Sum.over::<32>(own));
-        let (mut taken, mut total) = (0u32, 0.0);
-        let mut j = 0;
-        while j < p.top_k {
+        let mut e = lane;
+        while e < p.experts {
             // Bits of floats that are not negative are in the order of their values; NaN's, without its sign, come last. Zero is
             // less than any.
+            let probability = f32::from_bits(keys.get(e)) * scale;
+            keys.set(e, (probability.to_bits() & 0x7fff_ffff) + 1);
+            e += 32;
+        }
+        let mut total = 0.0;
+        let mut j = 0;
+        while j < p.top_k {
             let (mut best, mut index) = (0, u32::MAX);
             let mut e = lane;
             while e < p.experts {
-                let probability = exp(*logits.add(e as usize) - max) * scale;
-                let key = (probability.to_bits() & 0x7fff_ffff) + 1;
-                if (taken >> (e / 32)) & 1 == 0 && key > best {
+                let key = keys.get(e);
+                if key > best {
                     (best, index) = (key, e);
                 }
                 e += 32;
             }
             let (key, index) = argmax(best, index, 32);
             if index % 32 == lane {
-                taken |= 1 << (index / 32);
+                keys.set(index, 0);
             }
             let probability = f32::from_bits(key - 1);
             total += probability;
@@ -243,23 +267,25 @@ unsafe fn choose<T>(p: &Route<T>, token: usize) {
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn route<E: Element, const T: usize>(p: Route<E>) {
+unsafe fn route<E: Element, const T: usize, const L: usize, const U: usize>(p: Route<E>, keys: Shared<u32>) {
     let (token, warp) = (thread::block_idx_y() * T as u32, thread::thread_idx_x() / 32);
-    let mut first = (thread::block_idx_x() * WARPS + warp) * LOGITS;
+    let mut first = (thread::block_idx_x() * WARPS + warp) * L as u32;
     // SAFETY: whole warps enter the loop. A logit is written by one lane, and read after all blocks of the token are done.
     unsafe {
         while first < p.experts {
-            let sums = logits::<E, T>(&p, token, first);
+            let sums = logits::<E, T, L, U>(&p, token, first);
             let lane = warp::lane_id();
             unroll!(I < 4 => if I < T {
-                let [a, b, c, d] = sums[I];
-                let logit = if lane < 2 { if lane == 0 { a } else { b } } else { if lane == 2 { c } else { d } };
+                let mut logit = sums[I][0];
+                unroll!(J < 4 => if J < L && lane == J as u32 {
+                    logit = sums[I][J];
+                });
                 let token = token + I as u32;
-                if lane < LOGITS && first + lane < p.experts && token < p.m {
+                if lane < L as u32 && first + lane < p.experts && token < p.m {
                     *p.logits.add(token as usize * p.experts as usize + (first + lane) as usize) = logit;
                 }
             });
-            first += thread::grid_dim_x() * BLOCK_LOGITS;
+            first += thread::grid_dim_x() * WARPS * L as u32;
         }
         if thread::grid_dim_x() == 1 {
             thread::sync_threads();
@@ -267,41 +293,47 @@ unsafe fn route<E: Element, const T: usize>(p: Route<E>) {
             return;
         }
         if warp < T as u32 && token + warp < p.m {
-            choose(&p, (token + warp) as usize);
+            choose(&p, (token + warp) as usize, keys.at(warp * MAX_EXPERTS));
         }
     }
 }
 
 /// # Safety
 /// [`Route`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK, min_blocks = 5, shuffles = 40)]
+#[kernel(block = BLOCK, min_blocks = 5, shared_bytes = 4 * MAX_EXPERTS, shuffles = 25)]
 pub unsafe fn experts_route_f32(p: Route<f32>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { route::<_, 1>(p) }
+    unsafe { route::<_, 1, 1, 4>(p, shared::declare::<u32, { MAX_EXPERTS as usize }>()) }
 }
 
 /// # Safety
 /// As [`experts_route_f32`].
-#[kernel(block = BLOCK, min_blocks = 5, shuffles = 40)]
+#[kernel(block = BLOCK, min_blocks = 5, shared_bytes = 4 * MAX_EXPERTS, shuffles = 25)]
 pub unsafe fn experts_route_f16(p: Route<F16>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { route::<_, 1>(p) }
+    unsafe { route::<_, 1, 1, 4>(p, shared::declare::<u32, { MAX_EXPERTS as usize }>()) }
 }
 
 /// # Safety
 /// As [`experts_route_f32`]; gridDim.x = 1.
-#[kernel(block = BLOCK, min_blocks = 3, shuffles = 100)]
+#[kernel(block = BLOCK, min_blocks = 3, shared_bytes = 4 * ROUTE_TOKENS * MAX_EXPERTS, shuffles = 100)]
 pub unsafe fn experts_route4_f32(p: Route<f32>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { route::<_, { ROUTE_TOKENS as usize }>(p) }
+    unsafe {
+        let keys = shared::declare::<u32, { (ROUTE_TOKENS * MAX_EXPERTS) as usize }>();
+        route::<_, { ROUTE_TOKENS as usize }, 4, 1>(p, keys)
+    }
 }
 
 /// # Safety
 /// As [`experts_route4_f32`].
-#[kernel(block = BLOCK, min_blocks = 3, shuffles = 100)]
+#[kernel(block = BLOCK, min_blocks = 3, shared_bytes = 4 * ROUTE_TOKENS * MAX_EXPERTS, shuffles = 100)]
 pub unsafe fn experts_route4_f16(p: Route<F16>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { route::<_, { ROUTE_TOKENS as usize }>(p) }
+    unsafe {
+        let keys = shared::declare::<u32, { (ROUTE_TOKENS * MAX_EXPERTS) as usize }>();
+        route::<_, { ROUTE_TOKENS as usize }, 4, 1>(p, keys)
+    }
 }
 
 /// Sorts pairs by expert; those of one expert stay in their order. grid = [experts]

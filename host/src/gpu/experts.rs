@@ -1,6 +1,7 @@
 //! Mixture of experts: kernels and grids.
 
 use super::by_dtype;
+use super::quant::one_wave;
 use crate::cuda::{COUNTERS, CudaDevice};
 use crate::memory::DeviceBuffer;
 use crate::problem::experts::{Places, Routes, Sorted};
@@ -200,10 +201,12 @@ pub(crate) fn vectors(
         sharing: sharing as u32,
         on_device,
     };
+    // each block quantises its row once, for all columns that it computes
+    let blocks = blocks1(n).min((one_wave(device, &spec)? / pairs.max(1)).max(1));
     // SAFETY: `ops::quant_experts_linear` has checked that x is contiguous f32, aligned, with w's columns, padded to a multiple of 4,
     // and a row for each pair, or for `sharing` of them; w has `experts` times n rows, and y is [pairs, n]. All are on this stream and
     // of less than 2³¹ elements. The routes' ids are below `experts`. Slots are as in `linear`.
-    unsafe { device.launch(&spec, [blocks1(n), pairs, 1], &parameters) }
+    unsafe { device.launch(&spec, [blocks, pairs, 1], &parameters) }
 }
 
 /// Products of sorted rows with quantised matrices.

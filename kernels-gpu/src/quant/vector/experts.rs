@@ -1,7 +1,7 @@
 //! y[p] = x[p / sharing] · w[ids[p]]ᵀ: one row of x in f32 for each pair p of a token and an expert, as [`one`](super::one) has it.
 
 use super::one::{Nothing, ROWS1, Row1, vector1};
-use super::prologue::{Declared, Memory, THREADS1, TILE_BYTES, WARPS1};
+use super::prologue::{Declared, Memory, THREADS1, TILE_BYTES};
 use crate::activate::IDENTITY;
 use crate::experts::{Place, place};
 use crate::quant::FORMATS;
@@ -41,17 +41,17 @@ pub struct Experts1 {
     pub on_device: u32,
 }
 
-/// Writes zeros in the block's columns of a row of `n`.
+/// Writes zeros in a row of `n`, a part of them by each block.
 ///
 /// # Safety
-/// y has them, and they are this block's.
+/// y has them, and nobody else accesses them.
 #[inline(always)]
 unsafe fn zeros(y: *mut f32, n: u32) {
-    let (own, column) = (WARPS1 * ROWS1, thread::thread_idx_x());
-    let at = thread::block_idx_x() * own + column;
-    if column < own && at < n {
+    let mut at = thread::block_idx_x() * THREADS1 + thread::thread_idx_x();
+    while at < n {
         // SAFETY: the column is below n, and this block's: this function's contract.
         unsafe { *y.add(at as usize) = 0.0 };
+        at += thread::grid_dim_x() * THREADS1;
     }
 }
 macro_rules! experts {
@@ -71,7 +71,7 @@ macro_rules! experts {
                 /// [`Experts1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
                 #[kernel(
                     name = concat!("quant_experts1_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = TILE_BYTES,
+                    block = THREADS1, min_blocks = 2, shared_bytes = TILE_BYTES + 2 * 3 * 4 * THREADS1,
                     shuffles = 2 * (6 * (EARLY as u32 + 1) + 5 * ROWS1)
                 )]
                 pub unsafe fn experts1(p: Experts1) {
@@ -99,7 +99,7 @@ macro_rules! experts {
             })*
         }
 
-        /// By format. grid = [[`blocks1`](super::one::blocks1), pairs]
+        /// By format. grid = [any number of blocks, see [`blocks1`](super::one::blocks1), pairs]
         pub const EXPERTS1: [KernelSpec<Experts1>; FORMATS] = [$(kernels::$file::experts1),*];
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$(kernels::$file::experts1.info()),*];

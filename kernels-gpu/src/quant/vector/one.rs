@@ -20,7 +20,7 @@ use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Bytes of shared memory of [`vector1`] without `ONCE` and without a norm.
+/// Bytes of shared memory of [`vector1`] without a norm.
 pub(in crate::quant) const SHARED1: u32 = TILE_BYTES + 4 * THREADS1;
 /// Bytes of shared memory with a norm.
 const SHARED1_NORM: u32 = SHARED1 + 4 * RUNS;
@@ -66,7 +66,7 @@ pub fn gated_blocks1(n: u32) -> u32 {
     n.div_ceil(WARPS1)
 }
 
-/// Shuffle steps of [`vector1`] without `ONCE` and without a norm: 3 and 3 where x is quantised, 5 for each row of w.
+/// Shuffle steps of [`vector1`] without a norm: 3 and 3 where x is quantised, 5 for each row of w.
 pub(in crate::quant) const fn shuffles1(early: usize) -> u32 {
     6 * (early as u32 + 1) + 5 * ROWS1
 }
@@ -114,10 +114,10 @@ impl Beside for Nothing {
 #[derive(Clone, Copy)]
 pub(in crate::quant) struct Row1 {
     pub x: *const f32,
-    /// 0 without `ONCE` of [`vector1`].
+    /// 0 without `PARTS` of [`vector1`].
     pub first: u32,
     pub cols: u32,
-    /// As [`Vector`] has it; null with `ONCE`.
+    /// As [`Vector`] has it; null with `PARTS`.
     norm: *const f32,
     eps: f32,
 }
@@ -129,9 +129,8 @@ impl Row1 {
     }
 }
 
-/// The product with the n rows of w from row `from_row` on, to row blockIdx.y of y with `ONCE`, else to the first. With `ONCE`, blocks
-/// cover them all at once. With `NORM`, there may be a norm. With `GATED`, an element of y is silu of the product with one of n rows
-/// times that with the row n further on.
+/// The product with the n rows of w from row `from_row` on, to row blockIdx.y of y with `PARTS`, else to the first. With `NORM`, there may
+/// be a norm. With `GATED`, an element of y is silu of the product with one of n rows times that with the row n further on.
 ///
 /// # Safety
 /// As the kernels below. Helpers do not call it.
@@ -141,7 +140,7 @@ pub(in crate::quant) unsafe fn vector1<
     B: Beside,
     const U: usize,
     const X: usize,
-    const ONCE: bool,
+    const PARTS: bool,
     const NORM: bool,
     const GATED: bool,
 >(
@@ -161,16 +160,28 @@ pub(in crate::quant) unsafe fn vector1<
     let columns = if GATED { 1 } else { ROWS1 };
     let mut base = (thread::block_idx_x() - helpers) * WARPS1 * columns;
     let mut quantized = false;
+    // registers do not suffice to keep where rows begin
+    let begins = PARTS.then(shared::declare::<u32, { 2 * THREADS1 as usize }>);
+    if let Some(begins) = begins {
+        // SAFETY: the words are this thread's.
+        unsafe {
+            begins.set(read_thread_idx_x(), from_row);
+            begins.set(THREADS1 + read_thread_idx_x(), first_of_x);
+        }
+    }
+    // SAFETY: as above.
+    let begin = |i: u32, other: u32| match begins {
+        Some(begins) => unsafe { begins.get(i * THREADS1 + read_thread_idx_x()) },
+        None => other,
+    };
     while base < n {
         // place: this warp's rows of w; those past the end are the last one, read again and not written
         // registers do not suffice to keep `base`, and what follows from the thread's number is computed when it is needed
         let (tid, lane) = (read_thread_idx_x(), opaque(warp::lane_id()));
         let first = base + tid / 32 * columns;
-        let bases = (!ONCE).then(shared::declare::<u32, { THREADS1 as usize }>);
-        if let Some(bases) = bases {
-            // SAFETY: the word is this thread's.
-            unsafe { bases.set(tid, base) };
-        }
+        let bases = shared::declare::<u32, { THREADS1 as usize }>();
+        // SAFETY: the word is this thread's.
+        unsafe { bases.set(tid, base) };
         // past the last, its own again, and not written
         let of_w = |first: u32, j: u32| match GATED {
             true => first.min(n - 1) + j * n,
@@ -187,10 +198,12 @@ pub(in crate::quant) unsafe fn vector1<
                 let units = (w.k - from).min(TILE) / W::UNIT;
                 let tile = Tile { x, cols, from, tid };
                 // load
-                let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X, ONCE>(first_of_x) };
+                let early =
+                    if quantized { [[0.0; 4]; X] } else { tile.early::<X, PARTS>(begin(1, first_of_x)) };
                 if NORM && !norm.is_null() && !quantized {
                     tile.prefetch(norm);
                 }
+                let from_row = begin(0, from_row);
                 let rows = Rows::<R>::new::<W>(w, |j| from_row + of_w(first, j), from / W::UNIT);
                 let mut stage = Stage::<W, R, U>::load(w, &rows, lane, units);
                 // sync
@@ -201,7 +214,7 @@ pub(in crate::quant) unsafe fn vector1<
                         let sums = shared::declare::<f32, { RUNS as usize }>();
                         normed = Norm { weight: norm, factor: tile.norm_factor::<X>(cols, early, sums, eps) };
                     }
-                    tile.quantize::<W, X, ONCE>(first_of_x, row, count, early, normed);
+                    tile.quantize::<W, X, PARTS>(begin(1, first_of_x), row, count, early, normed);
                     sync_threads();
                 }
                 // compute
@@ -226,16 +239,14 @@ pub(in crate::quant) unsafe fn vector1<
             let mut sums = [0.0; R];
             unroll!(J < 2 => sums[J] = Sum.over::<32>(acc[J]));
             let tid = read_thread_idx_x();
-            if let Some(bases) = bases {
-                base = bases.get(tid);
-            }
+            base = bases.get(tid);
             let first = base + tid / 32 * columns;
             let mut added = [0.0; R];
             if B::ANY {
                 added = beside.sums([of_w(first, 0), of_w(first, 1)]);
             }
             let product = |j: usize, row: u32| {
-                let product = sums[j] * W::row_scale(w, from_row + row);
+                let product = sums[j] * W::row_scale(w, begin(0, from_row) + row);
                 if B::ANY { product + added[j] } else { product }
             };
             if GATED {
@@ -246,13 +257,10 @@ pub(in crate::quant) unsafe fn vector1<
                 let column = first + lane;
                 if lane < ROWS1 && column < n {
                     let own = if lane == 0 { product(0, column) } else { product(1, column) };
-                    let row_of_y = if ONCE { thread::block_idx_y() } else { 0 };
+                    let row_of_y = if PARTS { opaque(thread::block_idx_y()) } else { 0 };
                     epilogue.write(row_of_y, column, own);
                 }
             }
-        }
-        if ONCE {
-            return;
         }
         base += (thread::grid_dim_x() - helpers) * WARPS1 * columns;
     }
