@@ -6,7 +6,7 @@
 //!
 //! For each unit and row, an integer sum is multiplied by one scale. The sum starts from the bits of a float, so that it
 //! ends as a float (see [`tile`]). A lane past the last unit of a row reads the last unit again, and multiplies it by zeros
-//! of x.
+//! of x or not at all.
 //!
 //! [`tile`]: super::tile
 //!

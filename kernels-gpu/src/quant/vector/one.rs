@@ -169,8 +169,8 @@ pub(in crate::quant) unsafe fn vector1<
             begins.set(THREADS1 + read_thread_idx_x(), first_of_x);
         }
     }
-    // SAFETY: as above.
     let begin = |i: u32, other: u32| match begins {
+        // SAFETY: the words are this thread's, which has written them.
         Some(begins) => unsafe { begins.get(i * THREADS1 + read_thread_idx_x()) },
         None => other,
     };

@@ -1,8 +1,8 @@
 //! y = act(x·wᵀ + bias) + residual for up to 16 rows of x that are already quantised.
 //!
-//! Idea: each block copies the rows of x into its shared memory, where they do, for all columns that it computes; through the cache each
-//! column would read them again, which on Pascal takes longer than w. Blocks are all resident at once. A lane's next units of w are on
-//! their way while it multiplies those that it has.
+//! Idea: each block copies the rows of x into its shared memory, once for all columns that it computes. Through the cache each column would
+//! read them again, which on Pascal takes longer than w. Blocks are all resident at once. A lane's next units of w are on their way while
+//! it multiplies those that it has.
 
 use super::spread::Spread;
 use super::stage::{Rows, Stage};
