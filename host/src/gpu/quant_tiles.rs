@@ -35,8 +35,8 @@ const PASCAL: [Times; 3] = [
     Times { rows: 128, warps: 4, start: [1670.0, 1050.0], step: [525.0, 1480.0], part: 8700.0 },
 ];
 
-/// Of all GPUs but Pascal's. Microseconds, fitted to 2,226 times on an H200: 96 products in Q4_0 and Q4_K by several tiles and parts. By these numbers a product is
-/// 1.2 % slower than by the fastest of those on average (with Q8_0, to which they were not fitted).
+/// Of all GPUs but Pascal's. Microseconds, fitted to 2,226 times on an H200: 96 products in Q4_0 and Q4_K by several tiles and parts. By
+/// these numbers a product is 1.2 % slower than by the fastest of those on average (with Q8_0, to which they were not fitted).
 const HOPPER: [Times; 3] = [
     Times { rows: 32, warps: 2, start: [4.75, 0.0], step: [0.44, 0.79], part: 0.56 },
     Times { rows: 64, warps: 2, start: [6.27, 0.0], step: [0.21, 1.50], part: 0.69 },
