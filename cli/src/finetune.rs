@@ -468,9 +468,11 @@ fn plan_memory(
             adapted.map(|(_, shape)| lora.rank * shape.iter().sum::<usize>()).sum()
         }
     };
-    let longest = examples.iter().map(|example| example.ids.len()).max().unwrap_or(0);
-    let together: usize = examples.iter().map(|example| example.ids.len()).sum();
-    let tokens = longest.max((args.pack as usize).min(together));
+    let mut lens: Vec<usize> = examples.iter().map(|example| example.ids.len()).collect();
+    lens.sort_unstable_by(|x, y| y.cmp(x));
+    // the longest conversations of a step, or those of them that are packed
+    let together = lens.iter().take(args.batch.max(1) as usize).sum();
+    let tokens = lens.first().copied().unwrap_or(0).max((args.pack as usize).min(together));
     let patches_of = |example: &Example| -> usize {
         example.visuals.iter().map(|patches| patches.grid.iter().product::<usize>()).sum()
     };

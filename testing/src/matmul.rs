@@ -229,6 +229,23 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             cases.push(forced(Product::new(Layouts::Nn, types, [1, 140, 1000]), Variant::Vector));
         }
     }
+    // cut in two, where parts are full tiles, ragged ones and few rows
+    for (variant, dims) in [
+        (Variant::Rows(64), [68, 132, 60]),
+        (Variant::Rows(5), [12, 31, 37]),
+        (Variant::Columns(128), [36, 132, 76]),
+        (Variant::Columns(7), [20, 33, 24]),
+    ] {
+        for layouts in LAYOUTS {
+            cases.extend(every_type(layouts, dims).map(|case| case.options(1.5, 1.0, variant, None)));
+        }
+    }
+    cases.push(Product::new(Layouts::Nt, Types::F32, [9, 20, 16]).batch(&[3], &[3]).options(
+        1.0,
+        0.0,
+        Variant::Rows(4),
+        None,
+    ));
     // benches
     let bench =
         |layouts, types, dims| Product { purpose: Purpose::Bench, ..Product::new(layouts, types, dims) };
@@ -239,6 +256,10 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     for dims in square.into_iter().chain(linear) {
         cases.push(bench(Layouts::Nn, Types::F32, dims));
         cases.push(bench(Layouts::Nt, Types::F32, dims));
+    }
+    // a few rows past full tiles
+    for (n, k) in [(2048, 2048), (6144, 2048), (2048, 6144)] {
+        cases.extend([Layouts::Nn, Layouts::Nt].map(|layouts| bench(layouts, Types::F32, [1028, n, k])));
     }
     for (n, k) in [(2048, 2048), (6144, 2048), (2048, 6144), (151936, 2048)] {
         cases.extend(TYPES.map(|types| bench(Layouts::Nt, types, [1, n, k])));
@@ -278,6 +299,8 @@ impl Case for Product {
         if variant != Variant::Auto {
             let name = match variant {
                 Variant::Tile(name) => name.to_owned(),
+                Variant::Rows(rows) => format!("rows{rows}"),
+                Variant::Columns(columns) => format!("columns{columns}"),
                 other => format!("{other:?}").to_lowercase(),
             };
             id += &format!(",variant={name}");

@@ -6,6 +6,7 @@ use crate::model::{Example, Model};
 use crate::optimizer::{Optimizer, Step};
 use crate::state::StateFolder;
 use crate::tape::Tape;
+use pascaline::ops::CROSS_ENTROPY_BYTES;
 use pascaline::{Result, Tensor};
 use qwen3_vl::config::{Config, VisionConfig};
 use qwen3_vl::safetensors::SafeTensors;
@@ -276,7 +277,7 @@ pub fn memory(
     let tower = |of: fn(&VisionConfig) -> usize| seeing.map_or(0, |seeing| of(&seeing.tower));
     let width = tower(|tower| tower.hidden_size);
     // the cross-entropy: logits of a chunk, and the products with them
-    let logits = 3 * (64 << 20).min(F32 * tokens * text.vocab_size);
+    let logits = 3 * CROSS_ENTROPY_BYTES.min(F32 * tokens * text.vocab_size);
     let heads = (text.num_attention_heads + 2 * text.num_key_value_heads) * text.head_dim;
     // x, two norms, the attended rows, two sums; projections, normed and rotated; gate, up and their product
     let text_row = 7 * text.hidden_size + 3 * heads + 3 * text.intermediate_size;

@@ -4,8 +4,8 @@
 //! computes.
 
 use crate::quantize_aware::{Learned, rounded};
-use crate::tape::{Tape, Var};
-use pascaline::ops::{self, Activation, Attention, Epilogue};
+use crate::tape::{Tape, Var, owned, product};
+use pascaline::ops::{self, Activation, Attention, Epilogue, Matmul};
 use pascaline::quant::{self, Format, QuantTensor};
 use pascaline::{Result, Shape, Tensor};
 use qwen3_vl::gguf::GgmlType;
@@ -18,8 +18,8 @@ pub fn linear(tape: &mut Tape, x: &Var, w: &Var, bias: Option<&Var>) -> Result<V
     let (own_x, own_w, own_bias) = (x.clone(), w.clone(), bias.cloned());
     let inputs: Vec<&Var> = [x, w].into_iter().chain(bias).collect();
     Ok(tape.record(y, &inputs, move |dy, gradients| {
-        gradients.add(&own_x, || ops::matmul(&dy, own_w.value()))?;
-        gradients.add(&own_w, || ops::matmul(&dy.swap_dims(0, 1)?, own_x.value()))?;
+        gradients.add_product(&own_x, [&dy, own_w.value()], 1.0)?;
+        gradients.add_product(&own_w, [&dy.swap_dims(0, 1)?, own_x.value()], 1.0)?;
         match &own_bias {
             Some(bias) => gradients.add(bias, || ops::column_sum(&dy.contiguous()?)),
             None => Ok(()),
@@ -38,6 +38,23 @@ pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<
             Some(bias) => gradients.add(bias, || ops::column_sum(&dy.contiguous()?)),
             None => Ok(()),
         }
+    }))
+}
+
+/// y + factor · (x·aᵀ)·bᵀ: what an adapter adds to a linear map of x.   y: [rows, n], x: [rows, k], a: [rank, k], b: [n, rank]
+pub fn add_low_rank(tape: &mut Tape, y: Var, x: &Var, [a, b]: [&Var; 2], factor: f32) -> Result<Var> {
+    let low = product([x.value(), &a.value().swap_dims(0, 1)?], factor)?;
+    let place = y.place();
+    let mut sum = owned(y.into_value())?;
+    let added = Matmul { beta: 1.0, ..Matmul::default() };
+    ops::matmul_into(sum.view_mut()?, &low, &b.value().swap_dims(0, 1)?, &added)?;
+    let (own_x, own_a, own_b) = (x.clone(), a.clone(), b.clone());
+    Ok(tape.record(sum, &[place, x.place(), a.place(), b.place()], move |dy, gradients| {
+        gradients.add_product(&own_b, [&dy.swap_dims(0, 1)?, &low], 1.0)?;
+        let dlow = product([&dy, own_b.value()], factor)?;
+        gradients.add_product(&own_a, [&dlow.swap_dims(0, 1)?, own_x.value()], 1.0)?;
+        gradients.add_product(&own_x, [&dlow, own_a.value()], 1.0)?;
+        gradients.add(place, || Ok(dy))
     }))
 }
 
@@ -102,13 +119,6 @@ pub fn mul(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
         gradients.add(&own_x, || ops::mul(&dy, own_y.value()))?;
         gradients.add(&own_y, || ops::mul(&dy, own_x.value()))
     }))
-}
-
-/// x · factor.
-pub fn scale(tape: &mut Tape, x: &Var, factor: f32) -> Result<Var> {
-    let y = ops::scale(x.value(), factor)?;
-    let own = x.place();
-    Ok(tape.record(y, &[x], move |dy, gradients| gradients.add(own, || ops::scale(&dy, factor))))
 }
 
 /// The same elements in another shape.

@@ -2,8 +2,8 @@
 //! them, with adapters and rounding, each time.
 
 use crate::functions::{
-    activate, add, add_rows, attention, layer_norm, linear, matrix_times, quantized_linear, replace_rows,
-    reshape, rms_norm, rope, scale, silu_mul, some_heads,
+    activate, add, add_low_rank, add_rows, attention, layer_norm, linear, matrix_times, quantized_linear,
+    replace_rows, reshape, rms_norm, rope, silu_mul, some_heads,
 };
 use crate::tape::{Tape, Var};
 use crate::values::Values;
@@ -174,10 +174,7 @@ impl Linear {
             Weight::Quantized(weight) => quantized_linear(tape, x, weight, self.bias.as_ref())?,
         };
         let Some((a, b, factor)) = &self.adapter else { return Ok(y) };
-        let low = linear(tape, x, a, None)?;
-        let low = scale(tape, &low, *factor)?;
-        let change = linear(tape, &low, b, None)?;
-        add(tape, &y, &change)
+        add_low_rank(tape, y, x, [a, b], *factor)
     }
 }
 

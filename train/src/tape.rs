@@ -6,7 +6,8 @@
 //! parameter. [`Tape::backward`] runs the steps in reverse and drops each after it ran, and with it the tensors.
 
 use crate::parameters::Parameters;
-use pascaline::{DType, Result, Tensor, ops};
+use pascaline::ops::{self, Matmul};
+use pascaline::{DType, Result, Tensor};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,6 +26,11 @@ impl Var {
     /// The tensor.
     pub fn value(&self) -> &Tensor {
         &self.value
+    }
+
+    /// The tensor, for a step that overwrites it.
+    pub fn into_value(self) -> Tensor {
+        self.value
     }
 
     /// Whether a gradient with respect to it is wanted.
@@ -82,13 +88,29 @@ impl Gradients {
     pub fn add_in_place(&mut self, to: &Var, change: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         let Some(number) = to.number else { return Ok(()) };
         let mut sum = match self.0.remove(&number) {
-            Some(sum) => sum.contiguous()?,
+            Some(sum) => owned(sum)?,
             None => to.value.zeros_like()?,
         };
-        if sum.view_mut().is_err() {
-            sum = ops::copy(&sum)?; // another tensor shares it
-        }
         change(&mut sum)?;
+        self.0.insert(number, sum);
+        Ok(())
+    }
+
+    /// Adds factor · a·b to the gradient of `to`, if that is wanted; by the product itself where there is a gradient already.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn add_product(&mut self, to: impl Into<Place>, [a, b]: [&Tensor; 2], factor: f32) -> Result<()> {
+        let Place(Some(number)) = to.into() else { return Ok(()) };
+        let sum = match self.0.remove(&number) {
+            None => product([a, b], factor)?,
+            Some(before) => {
+                let mut sum = owned(before)?;
+                let added = Matmul { alpha: factor, beta: 1.0, ..Matmul::default() };
+                ops::matmul_into(sum.view_mut()?, a, b, &added)?;
+                sum
+            }
+        };
         self.0.insert(number, sum);
         Ok(())
     }
@@ -134,10 +156,11 @@ impl Tape {
     pub fn record(
         &mut self,
         value: Tensor,
-        inputs: &[&Var],
+        inputs: &[impl Into<Place> + Copy],
         backward: impl FnOnce(Tensor, &mut Gradients) -> Result<()> + 'static,
     ) -> Var {
-        if self.is_silent || !inputs.iter().any(|input| input.needs_gradient()) {
+        let wanted = |&input: &_| matches!(Into::<Place>::into(input), Place(Some(_)));
+        if self.is_silent || !inputs.iter().any(wanted) {
             return self.constant(value);
         }
         let output = new_number();
@@ -193,6 +216,23 @@ impl Tape {
             }
         }
         Ok(())
+    }
+}
+
+/// factor · a·b
+pub(crate) fn product([a, b]: [&Tensor; 2], factor: f32) -> Result<Tensor> {
+    let mut c = Tensor::uninitialized([a.dims()[0], b.dims()[1]], DType::F32, &a.device())?;
+    ops::matmul_into(c.view_mut()?, a, b, &Matmul { alpha: factor, ..Matmul::default() })?;
+    Ok(c)
+}
+
+/// The tensor, contiguous and shared with no other; else a copy.
+pub(crate) fn owned(tensor: Tensor) -> Result<Tensor> {
+    let mut contiguous = tensor.contiguous()?;
+    drop(tensor);
+    match contiguous.view_mut() {
+        Ok(_) => Ok(contiguous),
+        Err(_) => ops::copy(&contiguous),
     }
 }
 

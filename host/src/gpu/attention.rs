@@ -68,11 +68,17 @@ pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usiz
 const MAX_PARTS_LOG2: u32 = 3;
 
 /// The parts that the keys are in, as a power of two, for a prefill grid of `blocks` blocks for each part: as many as it takes
-/// to occupy seven in eight of the device's places for blocks, of two tiles of keys at least.
-pub(super) fn parts_log2(blocks: u32, kv_len: u32, places: u32) -> u32 {
+/// to occupy seven in eight of the device's places for blocks, and for the longest block to take no more than 4/3 of a place's share of all
+/// work, of two tiles of keys at least. `seen`: the most keys that a query sees, and how many the queries see on average.
+pub(super) fn parts_log2(blocks: u32, kv_len: u32, seen: [u32; 2], places: u32) -> u32 {
     let tiles = kv_len.div_ceil(KEYS_PER_TILE);
+    let [longest, average] = seen.map(u64::from);
     (0..MAX_PARTS_LOG2)
-        .find(|log| 8 * (blocks << log) >= 7 * places || tiles >> log < 4)
+        .find(|log| {
+            let fills = 8 * u64::from(blocks << log) >= 7 * u64::from(places);
+            let is_even = 4 * u64::from(blocks) * average >= 3 * (longest >> log) * u64::from(places);
+            fills && is_even || tiles >> log < 4
+        })
         .unwrap_or(MAX_PARTS_LOG2)
 }
 
@@ -126,10 +132,13 @@ pub(super) unsafe fn prefill<P: KernelParams, Q: DeviceElement>(
     let (heads, q_len) = ((problem.batch * problem.num_q_heads) as u32, problem.q_len as u32);
     let rows = q_len.div_ceil(QUERIES_PER_BLOCK);
     let multiprocessors = device.properties().multiprocessors;
-    let log2 = parts_log2(heads * rows, problem.kv_len as u32, spec.min_blocks * multiprocessors);
+    let (kv_len, places) = (problem.kv_len as u32, spec.min_blocks * multiprocessors);
+    let average = if problem.causal { kv_len.saturating_sub(q_len / 2) } else { kv_len };
+    let log2 = parts_log2(heads * rows, kv_len, [kv_len, average], places);
     let longest_first = match log2 {
         0 => longest_first(heads, rows, spec.min_blocks, multiprocessors),
-        _ => rows,
+        _ if (heads * rows) << log2 <= places => rows,
+        _ => rows + 1,
     };
     let buffer = DeviceBuffer::uninitialized(device, partial_bytes(heads * rows, log2, columns))?;
     let partial = buffer.ptr();
@@ -369,7 +378,12 @@ mod tests {
 
     #[test]
     fn few_queries_have_their_keys_in_parts() {
-        let of = |blocks: u32, kv_len: u32, sms: u32| 1 << parts_log2(blocks, kv_len, 2 * sms);
+        let of = |blocks: u32, kv_len: u32, sms: u32| 1 << parts_log2(blocks, kv_len, [kv_len; 2], 2 * sms);
+        let causal =
+            |rows: u32, sms: u32| 1 << parts_log2(16 * rows, 64 * rows, [64 * rows, 32 * rows], 2 * sms);
+        // 17 rows of blocks for 16.5 places: the longest block would take 1.8 times a place's share
+        assert_eq!([causal(8, 132), causal(17, 132), causal(22, 132), causal(32, 132)], [2, 2, 2, 1]);
+        assert_eq!([causal(8, 30), causal(17, 30)], [1, 1]);
         assert_eq!(of(16, 8192, 30), 4); // 64 of 60 places
         assert_eq!(of(64, 8192, 30), 1);
         assert_eq!(of(53, 8192, 30), 1, "seven in eight");

@@ -6,13 +6,13 @@ use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::problem::attention_backward::Problem;
 use crate::{DType, Result, Tensor, TensorMut};
-use kernels_gpu::attention::backward::{self, Backward, Kernels, ROWS, SUMMED, Sums};
+use kernels_gpu::attention::backward::{self, Backward, Kernels, MERGED, Merge, ROWS, SUMMED, Sums, record};
 use kernels_gpu::attention::sparse::backward as sparse;
 use std::ptr;
 
 /// Blocks wanted per multiprocessor: two are resident, and with a causal mask their work differs.
 const BLOCKS_PER_SM: usize = 4;
-/// The fewest tiles of queries in a part: with fewer, adding the parts costs more than it saves.
+/// The fewest tiles in a part: with fewer, adding the parts costs more than it saves.
 const MIN_PART_TILES: usize = 4;
 
 /// The tiles of a block-sparse mask, in device memory.
@@ -60,11 +60,19 @@ fn launch_gradients<T: DeviceElement>(
     // listed tiles are not divided into parts
     let divided = if listed.is_some() { 0 } else { q_tiles };
     let [splits, parts, part_tiles] = divide(kv_heads * kv_tiles, forward.group(), divided, multiprocessors);
-    let partial = match splits * parts {
+    let of_kv = match splits * parts {
         1 => 0,
-        count => 2 * count * kv_heads * forward.kv_len * forward.head_dim * size_of::<f32>(),
+        count => 2 * count * kv_heads * forward.kv_len * forward.head_dim,
     };
-    let partial = DeviceBuffer::uninitialized(device, partial)?;
+    let kv_parts =
+        if listed.is_some() { 1 } else { divided_into(heads * q_tiles, kv_tiles, multiprocessors) };
+    let columns = if by_width(forward.head_dim) == 0 { 64 } else { 128 };
+    let of_q = match kv_parts {
+        1 => 0,
+        count => count * heads * q_tiles * ROWS as usize * record(columns) as usize,
+    };
+    // the parts of dq are merged before those of dk and dv are written
+    let partial = DeviceBuffer::uninitialized(device, of_kv.max(of_q) * size_of::<f32>())?;
     let [dq, dk, dv] = outputs.map(|x| x.ptr::<T>());
     let [dout, q, k, v, out] = inputs.map(Tensor::ptr::<T>);
     let (q_len, kv_len, head_dim) = (forward.q_len as u32, forward.kv_len as u32, forward.head_dim as u32);
@@ -115,16 +123,34 @@ fn launch_gradients<T: DeviceElement>(
         kv_len,
         head_dim,
     };
+    let merge = Merge {
+        dq,
+        partial: partial.ptr::<f32>().cast_const(),
+        stats: stats.ptr(),
+        dq_strides: of_parts.dq_strides,
+        parts: kv_parts as u32,
+        num_q_heads: of_parts.num_q_heads,
+        q_len,
+        head_dim,
+        columns,
+    };
     let width = by_width(forward.head_dim);
-    let of_queries = [heads as u32, q_tiles as u32, 1];
+    let of_queries = [heads as u32, q_tiles as u32, kv_parts as u32];
     let of_keys = [(kv_heads * splits) as u32, kv_tiles as u32, parts as u32];
     // SAFETY: `ops::attention_backward_into` has checked types, shapes, the alignment of first elements and strides, spans
     // below 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. `stats` has two numbers for each
-    // query of each head's tiles, `partial` the gradients of each part. Both are freed after the launches.
+    // query of each head's tiles, `partial` the gradients of each part of dq, and then of dk and dv. Both are freed after the launches.
     unsafe {
         match listed {
             None => {
                 device.launch(&kernels.q[width], of_queries, &of_parts)?;
+                if kv_parts > 1 {
+                    device.launch(
+                        &kernels.merge,
+                        [heads as u32, (q_tiles as u32 * ROWS).div_ceil(MERGED), 1],
+                        &merge,
+                    )?;
+                }
                 device.launch(&kernels.kv[width], of_keys, &of_parts)?;
             }
             // `BackwardLists` made the lists for these lengths, and the mask's heads divide the query heads, as has been checked
@@ -152,13 +178,18 @@ fn launch_gradients<T: DeviceElement>(
 /// Divides the queries that attend to a tile of keys: the group's query heads into `splits`, and the tiles of queries into
 /// `parts` of `part_tiles`. `blocks` is the number of blocks over keys without this division.
 fn divide(blocks: usize, group: usize, q_tiles: usize, multiprocessors: usize) -> [usize; 3] {
-    let wanted = BLOCKS_PER_SM * multiprocessors;
-    if blocks >= wanted {
+    if blocks >= BLOCKS_PER_SM * multiprocessors {
         return [1, 1, q_tiles];
     }
-    let parts = (wanted / (blocks * group).max(1)).min(q_tiles / MIN_PART_TILES).max(1);
+    let parts = divided_into(blocks * group, q_tiles, multiprocessors);
     let part_tiles = q_tiles.div_ceil(parts).max(1);
     [group, q_tiles.div_ceil(part_tiles).max(1), part_tiles]
+}
+
+/// The parts of `tiles` tiles each that `blocks` blocks visit: as many as it takes to fill the device, as nearly as can be.
+fn divided_into(blocks: usize, tiles: usize, multiprocessors: usize) -> usize {
+    let blocks = blocks.max(1);
+    ((BLOCKS_PER_SM * multiprocessors + blocks / 2) / blocks).min(tiles / MIN_PART_TILES).max(1)
 }
 
 #[cfg(test)]
@@ -169,6 +200,7 @@ mod tests {
     fn queries_are_divided_only_to_fill_the_device() {
         assert_eq!(divide(128, 2, 16, 20), [1, 1, 16], "enough blocks");
         assert_eq!(divide(128, 2, 16, 132), [2, 2, 8]);
+        assert_eq!(divide(136, 2, 17, 132), [2, 2, 9], "544 blocks for 528");
         assert_eq!(divide(8, 1, 18, 20), [1, 4, 5], "parts of at least four tiles, the last one shorter");
         assert_eq!(divide(1, 2, 0, 20), [2, 1, 1], "no query");
     }

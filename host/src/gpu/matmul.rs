@@ -13,7 +13,7 @@ use kernels_gpu::matmul::reduce::{self, Reduce};
 use kernels_gpu::matmul::regtile::{AnyStrides, Tile};
 use kernels_gpu::matmul::vector::{self, Nn, Nt};
 use kernels_gpu::matmul::{Kernels, OF_E4, OF_E8, OF_F16, OF_F32, OF_MIXED};
-use select::{Kernel, Layouts, Plan, Query, Types, select};
+use select::{Cut, Kernel, Layouts, Plan, Query, Types, select};
 use std::ptr;
 
 mod query;
@@ -60,6 +60,31 @@ struct Operands<A, B, C> {
     a: Operand<*const A>,
     b: Operand<*const B>,
     dims: [u32; 4],
+}
+
+impl<A: Copy, B: Copy, C: Copy> Operands<A, B, C> {
+    /// Both parts of a product without a norm.
+    fn cut(&self, fused: &Fused<A, C>, cut: Cut) -> [(Self, Fused<A, C>); 2] {
+        let ([batch, m, n, k], mut second, mut of_second) = (self.dims, *self, *fused);
+        let (first, at) = match cut {
+            Cut::Rows(rows) => {
+                second.a.pointer = self.a.pointer.wrapping_add(rows as usize * self.a.strides.row);
+                second.dims = [batch, m - rows, n, k];
+                ([batch, rows, n, k], rows as usize * self.c.strides.row)
+            }
+            Cut::Columns(columns) => {
+                second.b.pointer = self.b.pointer.wrapping_add(columns as usize * self.b.strides.column);
+                second.dims = [batch, m, n - columns, k];
+                if !fused.bias.is_null() {
+                    of_second.bias = fused.bias.wrapping_add(columns as usize);
+                }
+                ([batch, m, columns, k], columns as usize)
+            }
+        };
+        second.c.pointer = self.c.pointer.wrapping_add(at);
+        of_second.residual = fused.residual.map(|residual| residual.wrapping_add(at));
+        [(Self { dims: first, ..*self }, *fused), (second, of_second)]
+    }
 }
 
 /// The prologue and the epilogue of a product in the kernels' terms.
@@ -258,19 +283,49 @@ fn launch<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     options: &Matmul,
     fused: &Fused<A, C>,
 ) -> Result<()> {
-    let [batch, m, n, k] = operands.dims;
-    if k == 0 {
+    if operands.dims[3] == 0 {
         return add_parts(device, &kernels.reduce, operands, fused, ptr::null(), 0);
     }
     let q = query(device, operands);
-    let unsupported = || Error::Unsupported {
+    let table = table::for_card(device.properties())?;
+    let cut = match (options.variant, options.splits) {
+        (Variant::Auto, None) if fused.norm.is_null() => select::cut(table, &q),
+        (Variant::Rows(rows), _) => Some(Cut::Rows(rows)),
+        (Variant::Columns(columns), _) => Some(Cut::Columns(columns)),
+        _ => None,
+    };
+    let Some(cut) = cut else { return launch_whole(device, kernels, operands, options, fused, &q) };
+    let [_, m, n, _] = operands.dims;
+    if !cut.fits(m, n) {
+        return Err(unsupported(options));
+    }
+    let options = Matmul { variant: Variant::Auto, ..*options };
+    for (operands, fused) in operands.cut(fused, cut) {
+        launch_whole(device, kernels, &operands, &options, &fused, &query(device, &operands))?;
+    }
+    Ok(())
+}
+
+fn unsupported(options: &Matmul) -> Error {
+    Error::Unsupported {
         op: "matmul",
         argument: "variant",
         value: format!("{:?}", options.variant),
         reason: "its kernels can't do this shape, layout or type".into(),
-    };
+    }
+}
+
+fn launch_whole<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
+    device: &CudaDevice,
+    kernels: &Kernels<A, B, C>,
+    operands: &Operands<A, B, C>,
+    options: &Matmul,
+    fused: &Fused<A, C>,
+    q: &Query,
+) -> Result<()> {
+    let [batch, m, n, _] = operands.dims;
     let table = table::for_card(device.properties())?;
-    let plan = select(table, &q, options.variant, options.splits).ok_or_else(unsupported)?;
+    let plan = select(table, q, options.variant, options.splits).ok_or_else(|| unsupported(options))?;
     let elements = plan.splits as usize * batch as usize * m as usize * n as usize;
     let scratch = match plan.splits {
         1 => None,
@@ -281,7 +336,7 @@ fn launch<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
         _ => Some(DeviceBuffer::uninitialized(device, elements * size_of::<f32>())?),
     };
     let partial = scratch.as_ref().map_or(ptr::null_mut(), DeviceBuffer::ptr);
-    run(device, kernels, operands, &plan, fused, partial)?.ok_or_else(unsupported)?;
+    run(device, kernels, operands, &plan, fused, partial)?.ok_or_else(|| unsupported(options))?;
     match plan.splits {
         1 => Ok(()),
         parts => add_parts(device, &kernels.reduce, operands, fused, partial, parts),
@@ -448,4 +503,40 @@ fn add_parts<A, B, C: DeviceElement>(
     // SAFETY: `ops::matmul_into` has checked types, shapes, streams and spans, and `ops::linear_into` the bias and the residual.
     // The previous launch on the same stream has written the partial sums; with no splits none are read.
     unsafe { device.launch(spec, [blocks, 1, batch], &parameters) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The second part of a cut product begins in c, a or b, the bias and the residual where the first one ends.
+    #[test]
+    fn parts_of_a_cut_begin_where_the_first_ends() {
+        let at = |address: usize| ptr::without_provenance_mut::<f32>(address * size_of::<f32>());
+        let operand = |address, row, column| Operand {
+            pointer: at(address),
+            strides: MatrixStrides { row, column },
+            batch: 7,
+        };
+        let c = operand(1000, 50, 1);
+        let (a, b) = (operand(2000, 1, 30).as_const(), operand(3000, 1, 20).as_const());
+        let operands = Operands { c, a, b, dims: [2, 30, 40, 20] };
+        let (alpha, beta, norm) = (2.0, 1.0, ptr::null::<f32>());
+        let (bias, residual) = (at(4000).cast_const(), Some(at(5000).cast_const()));
+        let fused = Fused { alpha, beta, bias, residual, norm, eps: 0.0, activation: 0 };
+        let places = |(x, fused): &(Operands<f32, f32, f32>, Fused<f32, f32>)| {
+            let places =
+                [x.c.pointer.cast_const(), x.a.pointer, x.b.pointer, fused.bias, fused.residual.unwrap()];
+            (x.dims, places.map(|pointer| pointer as usize / size_of::<f32>()))
+        };
+        let [first, second] = operands.cut(&fused, Cut::Rows(10));
+        assert_eq!(places(&first), ([2, 10, 40, 20], [1000, 2000, 3000, 4000, 5000]));
+        assert_eq!(places(&second), ([2, 20, 40, 20], [1500, 2010, 3000, 4000, 5500]));
+        let [first, second] = operands.cut(&fused, Cut::Columns(16));
+        assert_eq!(places(&first), ([2, 30, 16, 20], [1000, 2000, 3000, 4000, 5000]));
+        assert_eq!(places(&second), ([2, 30, 24, 20], [1016, 2000, 3320, 4016, 5016]));
+        let none = Fused { bias: ptr::null(), residual: None, ..fused };
+        let [_, (_, second)] = operands.cut(&none, Cut::Columns(16));
+        assert!(second.bias.is_null() && second.residual.is_none());
+    }
 }

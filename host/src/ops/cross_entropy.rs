@@ -11,8 +11,10 @@ const CHECK: Check = Check("cross_entropy");
 /// The label of a row to ignore: its loss and its gradient are 0.
 pub const IGNORED: u32 = u32::MAX;
 
-/// Bytes of logits that [`linear_cross_entropy`] holds at a time; at least one row.
-const CHUNK_BYTES: usize = 64 << 20;
+/// The most bytes of logits that [`linear_cross_entropy`] holds at a time; at least one row.
+pub const CROSS_ENTROPY_BYTES: usize = 96 << 20;
+/// A chunk of as many rows or more has a multiple of them, so that the tiles of its products are full.
+const TILE_ROWS: usize = 64;
 
 /// The cross-entropy of rows of logits. The gradient overwrites the logits:
 /// `loss[r] = ln Σ exp(x[r, ·]) − x[r, labels[r]]`, and then `x[r, c] = scale · (softmax(x[r, ·])[c] − (c = labels[r]))`.
@@ -98,7 +100,10 @@ pub fn linear_cross_entropy(
     let mut loss = Tensor::zeros([rows], DType::F32, &device)?;
     let mut dx = Tensor::zeros(x.shape(), DType::F32, &device)?;
     let mut dw = if with_dw { Some(Tensor::zeros([vocab, hidden], DType::F32, &device)?) } else { None };
-    let chunk = (CHUNK_BYTES / (vocab * DType::F32.size()).max(1)).max(1);
+    let chunk = match CROSS_ENTROPY_BYTES / (vocab * DType::F32.size()).max(1) {
+        rows @ ..TILE_ROWS => rows.max(1),
+        rows => rows / TILE_ROWS * TILE_ROWS,
+    };
     for first in (0..rows).step_by(chunk) {
         let len = chunk.min(rows - first);
         let part = x.narrow(0, first, len)?;

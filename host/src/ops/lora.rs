@@ -13,7 +13,8 @@ use crate::{DType, Device, Result, Tensor, TensorMut, gpu};
 const CHECK: Check = Check("quant_lora");
 
 /// y = act(h·wᵀ + (h·aᵀ)·bᵀ + bias) + residual with h = norm(x): a quantised matrix beside a low-rank change, with h quantised to 8 bits for
-/// the product with `w` alone (Hu et al. 2021, "LoRA"). On GPUs a single row takes one launch after the norm; otherwise there are three products.
+/// the product with `w` alone (Hu et al. 2021, "LoRA"). On GPUs a single row takes one launch, after the norm if k is no multiple of 4 of at
+/// most 8,192; otherwise there are three products.
 ///
 /// `x`: [.., k] f32, `norm`: the weight \[k\] f32 and the eps of an [RMS norm](super::rms_norm()), `w`: [n, k], `a`: [rank, k] f32,
 /// `b`: [n, rank] f32, all contiguous; the result is [.., n] f32, or [.., n/2] for
@@ -83,16 +84,24 @@ pub fn quant_lora_into(
     }
     inputs.extend(epilogue.check(CHECK, &y, w.rows())?);
     let device = CHECK.device(&y, &inputs)?;
-    let normed = norm.map(|(weight, eps)| rms_norm(x, weight, eps)).transpose()?;
+    let in_one = has_one_row(x) && w.rows() > 0 && gpu::lora::is_fused(rank, w.cols());
+    let device = match device {
+        Device::Cuda(device) if in_one => Some(device),
+        _ => None,
+    };
+    // the norm too, where the launch has room for it
+    let (inside, before) = match device.is_some() && gpu::quant::norm_is_fused(w.cols()) {
+        true => (norm, None),
+        false => (None, norm),
+    };
+    let normed = before.map(|(weight, eps)| rms_norm(x, weight, eps)).transpose()?;
     let x = normed.as_ref().unwrap_or(x);
-    let fused = has_one_row(x) && w.rows() > 0 && gpu::lora::is_fused(rank, w.cols());
-    let Device::Cuda(device) = device else { return three(y, x, w, change, epilogue) };
-    if !fused {
-        return three(y, x, w, change, epilogue);
-    }
+    let Some(device) = device else { return three(y, x, w, change, epilogue) };
+    let weight = inside.map(|(weight, eps)| Ok((aligned(weight)?, eps))).transpose()?;
     let helpers = gpu::lora::helpers(rank);
     let product = |y: TensorMut, epilogue: &Epilogue| {
-        gpu::lora::lora(&device, y, &aligned(x)?, w, [&aligned(a)?, b], epilogue, helpers)
+        let norm = weight.as_ref().map(|(weight, eps)| (weight, *eps));
+        gpu::lora::lora(&device, y, (&aligned(x)?, norm), w, [&aligned(a)?, b], epilogue, helpers)
     };
     match (epilogue.activation, epilogue.bias) {
         (Activation::GeluErf, _) | (Activation::SwiGlu, Some(_)) => {}

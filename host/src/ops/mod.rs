@@ -88,7 +88,9 @@ mod training {
     pub use adamw8bit::adamw8bit_step;
     pub use attention_backward::{attention_backward, attention_backward_into};
     pub use column_sum::{column_sum, column_sum_into};
-    pub use cross_entropy::{IGNORED, LinearCrossEntropy, cross_entropy_into, linear_cross_entropy};
+    pub use cross_entropy::{
+        CROSS_ENTROPY_BYTES, IGNORED, LinearCrossEntropy, cross_entropy_into, linear_cross_entropy,
+    };
     pub use dequant_linear::{dequant_linear, dequant_linear_backward};
     pub use embedding_backward::{embedding_backward, embedding_backward_add, embedding_backward_into};
     pub use norm_backward::{layer_norm_backward, layer_norm_backward_into};

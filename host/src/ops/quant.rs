@@ -269,10 +269,8 @@ pub fn quant_gated_rows(x: &QuantRows, w: &QuantTensor) -> Result<QuantRows> {
 /// [`linear`](super::linear()) with a quantised matrix: y = act(norm(x)·wᵀ + bias) + residual.
 ///
 /// `x`: [.., k] f32, `w`: [n, k], `y`: [.., n] f32, or [.., n/2] for [`Activation::SwiGlu`]. `norm`: the weight \[k\] and
-/// eps of an RMS norm of x's rows. On GPUs one row takes one launch, and so do two of a format without
-/// super-blocks: with a norm if k is a multiple of 4 of at most 8,192, and not with [`Activation::GeluErf`] or a bias before
-/// [`Activation::SwiGlu`]. Otherwise the norm is a separate pass, and so are these
-/// activations.
+/// eps of an RMS norm of x's rows. On GPUs one row takes one launch: with a norm if k is a multiple of 4 of at most 8,192, and not with
+/// [`Activation::GeluErf`] or a bias before [`Activation::SwiGlu`]. Otherwise the norm is a separate pass, and so are these activations.
 ///
 /// ```
 /// use pascaline::ops::{self, Activation, Epilogue};

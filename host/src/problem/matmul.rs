@@ -36,6 +36,10 @@ pub enum Variant {
     Strided,
     /// `b` streamed once past up to 8 rows of `a` (1, if `b` is row-major).
     Vector,
+    /// Two products, each as [`Auto`](Self::Auto) has it: so many rows of `c`, at least 1, and at least one row after them.
+    Rows(u32),
+    /// As [`Rows`](Self::Rows), of columns.
+    Columns(u32),
 }
 
 /// The operands fused with a product: a norm as its prologue, and an epilogue. The caller has checked them.

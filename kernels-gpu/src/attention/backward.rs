@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! S = scale · Q Kᵀ, masked; P = exp(S − L); dP = dO Vᵀ; Δ[i] = Σ dO[i, ·] O[i, ·]; dS = scale · P (dP − Δ)     (both, tile by tile)
-//! dQ = dS K, L[i] = log Σ_j exp(S[i, j])   a block: 64 queries of a query head, all keys that they see           (q)
+//! dQ = dS K, L[i] = log Σ_j exp(S[i, j])   a block: 64 queries of a query head, the keys that they see or a part of them   (q)
+//! dQ, L: merged from parts                 a block: 8 queries of a query head                                     (merge)
 //! dK = dSᵀ Q, dV = Pᵀ dO                   a block: 64 keys of a kv head, queries that see them                  (kv)
 //! dK, dV: sums of parts                    a block: 1024 elements of a kv head                                   (sum)
 //! ```
@@ -21,7 +22,8 @@
 //!    computed, the next one, also that of the next product, is loaded into registers and then stored in the other buffer.
 //! 6. Transposed chunks and tiles are swizzled (XOR with the column's number), so that neither reads nor writes have bank conflicts.
 //! 7. Where there are few keys, a block of dK and dV handles a part of the queries of one query head, so that blocks fill the device,
-//!    and the parts are added afterwards. Otherwise it handles all query heads of a group, one after the other.
+//!    and the parts are added afterwards. Otherwise it handles all query heads of a group, one after the other. Where there are few
+//!    queries, a block of dQ handles a part of the keys.
 //! 8. Blocks with most tiles come first.
 //! 9. Rows past the end are read from the last valid one and masked.
 //!
@@ -32,7 +34,7 @@ use super::prefill::read_indices;
 use super::tensors::{Strides, not_zero};
 use crate::device::math::{exp2, fma, log2, rcp};
 use crate::device::unroll::unroll;
-use crate::device::{Element, F16, Shared};
+use crate::device::{Element, F16, Shared, opaque};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
@@ -50,6 +52,8 @@ pub(super) const TILE: u32 = ROWS * ROWS;
 /// Elements that a block of the kernel of sums adds.
 pub const SUMMED: u32 = 4 * SUM_THREADS;
 const SUM_THREADS: u32 = 256;
+/// Queries that a block of the kernel of merges has, each by a warp.
+pub const MERGED: u32 = 8;
 
 /// The parameters of the kernels of the gradients. Strides are multiples of eight elements, as are first elements.
 #[derive(Clone, Copy, KernelParams)]
@@ -73,7 +77,8 @@ pub struct Backward<T> {
     pub out: *const T,
     /// L in base 2, and Δ: [2, b · num_q_heads, q_len rounded up to ROWS], written by the kernel of queries
     pub stats: *mut f32,
-    /// Parts of dk and dv: [2, parts · splits, b · num_kv_heads, kv_len, head_dim], if there is more than one
+    /// Parts of dk and dv: [2, parts · splits, b · num_kv_heads, kv_len, head_dim], if there is more than one. For the kernel of queries
+    /// those of dq: [parts, b · num_q_heads, q_len rounded up to ROWS, [`record`]].
     pub partial: *mut f32,
     pub dq_strides: Strides,
     pub dk_strides: Strides,
@@ -108,12 +113,37 @@ pub struct Backward<T> {
 /// The kernels of one element type.
 #[derive(Clone, Copy)]
 pub struct Kernels<T> {
-    /// For head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / ROWS)]
+    /// For head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / ROWS), parts]
     pub q: [KernelSpec<Backward<T>>; 2],
+    /// For parts of dq: grid = [b · num_q_heads, ceil(q_len / MERGED)]
+    pub merge: KernelSpec<Merge<T>>,
     /// For head_dim ≤ 64 and ≤ 128: grid = [b · num_kv_heads · splits, ceil(kv_len / ROWS), parts]
     pub kv: [KernelSpec<Backward<T>>; 2],
     /// grid = [b · num_kv_heads, ceil(kv_len · head_dim / SUMMED), 2]
     pub sum: KernelSpec<Sums<T>>,
+}
+
+/// Elements of a query's record in a part of dq, of a kernel for so many columns: they, not divided by the sum of the weights, the largest
+/// exponent, and the sum.
+pub const fn record(columns: u32) -> u32 {
+    columns + 4
+}
+
+/// The parameters of the kernel that merges the parts of dq.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Merge<T> {
+    /// As [`Backward`]'s
+    pub dq: *mut T,
+    pub partial: *const f32,
+    pub stats: *mut f32,
+    pub dq_strides: Strides,
+    pub parts: u32,
+    pub num_q_heads: u32,
+    pub q_len: u32,
+    pub head_dim: u32,
+    /// Of the kernel that has written the parts: 64 or 128.
+    pub columns: u32,
 }
 
 /// The parameters of the kernel that adds the parts of dk and dv.
@@ -623,7 +653,10 @@ pub(super) unsafe fn of_queries<T: Element, W: Work, const G: usize>(
     let mut pipe = Pipe { buffers, side: 0 };
     let mut dq = [[[0.0f32; 4]; G]; 8];
     // SAFETY: the block's rows and head.
-    let [mut tile, end] = unsafe { work.tiles(h, first) };
+    let [begin, end] = unsafe { work.tiles(h, first) };
+    let (part, parts) = (thread::block_idx_z(), thread::grid_dim_z().max(1));
+    let tiles = (end - begin).div_ceil(W::STEP);
+    let [mut tile, end] = [part, part + 1].map(|part| opaque(begin + tiles * part / parts * W::STEP));
     if tile < end {
         // SAFETY: there are a query and a key.
         unsafe { scores(tile).put(buffers, scores(tile).load(0)) };
@@ -665,24 +698,96 @@ pub(super) unsafe fn of_queries<T: Element, W: Work, const G: usize>(
     }
 
     let place = Place::new();
+    let (columns, rows) = (64 * G as u32, p.q_len.next_multiple_of(ROWS));
+    // this part's record of the first query
+    let to =
+        p.partial.wrapping_add((part * heads + head) as usize * rows as usize * record(columns) as usize);
     unroll!(I < 8 => {
-        // SAFETY: all lanes are here; stats has a row for each of the block's queries, also past the last one.
+        let query = first + place.row + I as u32;
+        // SAFETY: all lanes are here; stats and parts have a row for each of the block's queries, also past the last one.
         unsafe {
             let total = Sum.over::<16>(sum[I]);
-            // of a row that sees nothing: every weight is exp(−∞)
-            let l = if total > 0.0 { max[I] + log2(total) } else { f32::INFINITY };
-            let factor = if total > 0.0 { rcp(total) } else { 0.0 };
-            unroll!(H < 2 => if H < G { unroll!(E < 4 => { dq[I][H][E] *= factor; }); });
-            if place.tx == 0 {
-                let [to_l, to_delta] = p.stats_at(head, heads, first + place.row + I as u32);
-                *to_l = l;
-                *to_delta = delta[I];
+            if parts == 1 {
+                let [l, factor] = weights_of(max[I], total);
+                unroll!(H < 2 => if H < G { unroll!(E < 4 => { dq[I][H][E] *= factor; }); });
+                if place.tx == 0 {
+                    *p.stats_at(head, heads, query)[0] = l;
+                }
+            } else if place.tx == 0 {
+                let state = to.add((query * record(columns) + columns) as usize);
+                *state = max[I];
+                *state.add(1) = total;
+            }
+            if place.tx == 0 && part == 0 {
+                *p.stats_at(head, heads, query)[1] = delta[I];
             }
         }
     });
     let at = p.dq_strides.offset(batch, h);
-    // SAFETY: this block's rows.
-    unsafe { write(p.dq, at, p.dq_strides.row, &dq, (first, p.q_len, p.head_dim), place) };
+    // SAFETY: this block's rows of dq or of its own part of it.
+    unsafe {
+        match parts {
+            1 => write(p.dq, at, p.dq_strides.row, &dq, (first, p.q_len, p.head_dim), place),
+            _ => write(to, 0, record(columns), &dq, (first, rows, columns), place),
+        }
+    }
+}
+
+/// L of a query and what its sums are divided by, from the largest exponent and the sum of the weights.
+#[inline(always)]
+fn weights_of(max: f32, sum: f32) -> [f32; 2] {
+    // of a row that sees nothing every weight is exp(−∞)
+    if sum > 0.0 { [max + log2(sum), rcp(sum)] } else { [f32::INFINITY, 0.0] }
+}
+
+/// # Safety
+/// As the kernels below.
+#[inline(always)]
+unsafe fn merge_parts<T: Element>(p: Merge<T>) {
+    // SAFETY: there are heads.
+    unsafe { not_zero(p.num_q_heads) };
+    let (head, heads, lane) = (thread::block_idx_x(), thread::grid_dim_x(), thread::thread_idx_x() % 32);
+    let query = thread::block_idx_y() * MERGED + thread::thread_idx_x() / 32;
+    let rows = p.q_len.next_multiple_of(ROWS);
+    if query >= rows {
+        return; // no barrier follows
+    }
+    // SAFETY: the query and its head are inside stats and the parts, and inside dq where it is written; columns are compared with theirs.
+    unsafe {
+        let record = |part: u32| {
+            let row = (part * heads + head) as usize * rows as usize + query as usize;
+            p.partial.add(row * record(p.columns) as usize)
+        };
+        let mut max = f32::NEG_INFINITY;
+        let mut part = 0;
+        while part < p.parts {
+            max = max.max(f32::load(record(part).add(p.columns as usize)));
+            part += 1;
+        }
+        let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let (mut values, mut sum, column) = ([0.0; 4], 0.0, lane * 4);
+        part = 0;
+        while part < p.parts {
+            let state = record(part).add(p.columns as usize);
+            let weight = exp2(f32::load(state) - base);
+            sum = fma(weight, f32::load(state.add(1)), sum);
+            if column < p.columns {
+                let more = f32::load4(record(part).add(column as usize));
+                unroll!(E < 4 => { values[E] = fma(weight, more[E], values[E]); });
+            }
+            part += 1;
+        }
+        let [l, factor] = weights_of(max, sum);
+        if lane == 0 {
+            *p.stats.add(head as usize * rows as usize + query as usize) = l;
+        }
+        if query < p.q_len && column < p.head_dim {
+            let at = p.dq_strides.offset(head / p.num_q_heads, head % p.num_q_heads)
+                + query * p.dq_strides.row
+                + column;
+            T::store4(p.dq.add(at as usize), values.map(|value| value * factor));
+        }
+    }
 }
 
 /// # Safety
@@ -815,7 +920,7 @@ unsafe fn sum_parts<T: Element>(p: Sums<T>) {
 }
 
 macro_rules! kernels {
-    ($($name:ident $ty:ty: $sum:ident, [$($q:ident $kv:ident $g:literal),*];)*) => {
+    ($($name:ident $ty:ty: $merge:ident $sum:ident, [$($q:ident $kv:ident $g:literal),*];)*) => {
         $(
             $(
                 /// # Safety
@@ -839,6 +944,14 @@ macro_rules! kernels {
             )*
 
             /// # Safety
+            /// As the kernel of queries, with [`Merge`]; the kernel of queries has run.
+            #[kernel(block = 32 * MERGED, min_blocks = 8)]
+            pub unsafe fn $merge(p: Merge<$ty>) {
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { merge_parts(p) }
+            }
+
+            /// # Safety
             /// As the kernel of queries, with [`Sums`]; the kernel of keys has run.
             #[kernel(block = SUM_THREADS, min_blocks = 5)]
             pub unsafe fn $sum(p: Sums<$ty>) {
@@ -847,20 +960,20 @@ macro_rules! kernels {
             }
 
             /// The kernels of this element type.
-            pub const $name: Kernels<$ty> = Kernels { q: [$($q),*], kv: [$($kv),*], sum: $sum };
+            pub const $name: Kernels<$ty> = Kernels { q: [$($q),*], merge: $merge, kv: [$($kv),*], sum: $sum };
         )*
 
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($($q.info(), $kv.info(),)* $sum.info(),)*];
+        pub const KERNELS: &[KernelInfo] = &[$($($q.info(), $kv.info(),)* $merge.info(), $sum.info(),)*];
     };
 }
 
 kernels! {
-    OF_F32 f32: attention_backward_sum_f32, [
+    OF_F32 f32: attention_backward_merge_f32 attention_backward_sum_f32, [
         attention_backward_q_d64_f32 attention_backward_kv_d64_f32 1,
         attention_backward_q_d128_f32 attention_backward_kv_d128_f32 2
     ];
-    OF_F16 F16: attention_backward_sum_f16, [
+    OF_F16 F16: attention_backward_merge_f16 attention_backward_sum_f16, [
         attention_backward_q_d64_f16 attention_backward_kv_d64_f16 1,
         attention_backward_q_d128_f16 attention_backward_kv_d128_f16 2
     ];

@@ -1,4 +1,4 @@
-//! y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual: a matrix beside a low-rank change (Hu et al. 2021, "LoRA"), for one row of x.
+//! y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual, or with norm(x) in place of x: a matrix beside a low-rank change (Hu et al. 2021, "LoRA"), for one row of x.
 //! y: [n] f32, w: [n, k], a: [rank, cols] f32, b: [n, rank] f32.
 //!
 //! Idea: the two small products take as long as the large one if they are launches of their own. Here the first blocks, the helpers,
@@ -12,15 +12,16 @@
 //! | kernel         | x·aᵀ                                     | x·wᵀ             |
 //! |----------------|------------------------------------------|------------------|
 //! | quant_lora_‹f› | four warps a row, in four parts of cols  | as quant_vector1 |
+//! | quant_lora_normed_‹f› | the same, times the norm's factor  | as quant_normed1 |
 //! | quant_lora_gated_‹f› | the same                            | as quant_gated1 |
 
 use super::FORMATS;
 use super::epilogue::Epilogue;
-use super::vector::one::{Beside, ROWS1, Row1, SHARED1, shuffles1, vector1};
+use super::vector::one::{Beside, ROWS1, Row1, SHARED1, SHARED1_NORM, normed_shuffles1, shuffles1, vector1};
 use super::vector::prologue::{Declared, THREADS1, WARPS1};
 use super::weights::{Matrix, Weights};
 use crate::activate::IDENTITY;
-use crate::device::math::fma;
+use crate::device::math::{fma, rsqrt};
 use crate::device::unroll::unroll;
 use crate::device::{Element, opaque, prefetch, shared};
 use core::ptr::null;
@@ -47,6 +48,8 @@ pub struct Lora {
     pub y: *mut f32,
     /// [cols], 16-byte aligned
     pub x: *const f32,
+    /// As [`Vector`](super::vector::one::Vector) has it; `quant_lora` does not use it.
+    pub norm: *const f32,
     /// [n, k] quants, of gates and ups [2 · n, k]
     pub w: *const u8,
     /// Of w.
@@ -71,6 +74,8 @@ pub struct Lora {
     pub helpers: u32,
     /// The activation, one of [`activate`](crate::activate)'s numbers; not used for gates and ups.
     pub activation: u32,
+    /// Of the norm.
+    pub eps: f32,
 }
 
 /// The blocks that compute x·aᵀ.
@@ -80,8 +85,11 @@ pub fn helpers(rank: u32) -> u32 {
 
 /// The operands of the low-rank change.
 #[derive(Clone, Copy)]
-struct LowRank {
+struct LowRank<const NORM: bool> {
     x: *const f32,
+    /// Null without a norm.
+    norm: *const f32,
+    eps: f32,
     a: *const f32,
     b: *const f32,
     /// [rank]
@@ -91,35 +99,66 @@ struct LowRank {
     helpers: u32,
 }
 
+/// A part of x·a[row] and, with a norm, of the sum of x's squares.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    product: f32,
+    squares: f32,
+}
+
 #[inlined]
-impl LowRank {
+impl<const NORM: bool> LowRank<NORM> {
     /// One of the [`PARTS`] parts of x·a[row]; the order of additions does not depend on `U`, the vectors in flight.
     ///
     /// # Safety
     /// All lanes of the warp call it together, with a row below the rank.
-    unsafe fn part<const U: usize>(self, row: u32, part: u32) -> f32 {
+    unsafe fn part<const U: usize>(self, row: u32, part: u32) -> Sums {
         // SAFETY: the row exists, so it is inside a.
         let a = unsafe { self.a.add(row as usize * self.cols as usize) };
-        let mut sums = [0.0f32; 4];
+        let (mut sums, mut squares) = ([0.0f32; 4], [0.0f32; 4]);
         let mut column = (part * 32 + warp::lane_id()) * 4;
         while column < self.cols {
             // load
-            let (mut xs, mut rows) = ([[0.0; 4]; U], [[0.0; 4]; U]);
+            let (mut xs, mut rows, mut weights) = ([[0.0; 4]; U], [[0.0; 4]; U], [[1.0; 4]; U]);
             unroll!(I < 4 => if I < U {
                 let at = column + I as u32 * (128 * PARTS);
                 if at < self.cols {
                     // SAFETY: four columns from `at` on are below cols, a multiple of 4; rows are aligned to 16 bytes.
-                    (xs[I], rows[I]) = unsafe { (f32::load4(self.x.add(at as usize)), f32::load4(a.add(at as usize))) };
+                    unsafe {
+                        (xs[I], rows[I]) = (f32::load4(self.x.add(at as usize)), f32::load4(a.add(at as usize)));
+                        if NORM && !self.norm.is_null() {
+                            weights[I] = f32::load4(self.norm.add(at as usize));
+                        }
+                    }
                 }
             });
             // compute
             unroll!(I < 4 => if I < U {
-                unroll!(J < 4 => sums[J] = fma(xs[I][J], rows[I][J], sums[J]));
+                unroll!(J < 4 => {
+                    if NORM {
+                        squares[J] = fma(xs[I][J], xs[I][J], squares[J]);
+                        sums[J] = fma(xs[I][J] * weights[I][J], rows[I][J], sums[J]);
+                    } else {
+                        sums[J] = fma(xs[I][J], rows[I][J], sums[J]);
+                    }
+                });
             });
             column += U as u32 * 128 * PARTS;
         }
+        let lane = |x: [f32; 4]| (x[0] + x[1]) + (x[2] + x[3]);
         // SAFETY: all lanes are here: this function's contract.
-        unsafe { Sum.over::<32>((sums[0] + sums[1]) + (sums[2] + sums[3])) }
+        unsafe {
+            let product = Sum.over::<32>(lane(sums));
+            Sums { product, squares: if NORM { Sum.over::<32>(lane(squares)) } else { 0.0 } }
+        }
+    }
+
+    /// x·a[row], or norm(x)·a[row], from the sums of its parts.
+    fn element(self, Sums { product, squares }: Sums) -> f32 {
+        match NORM && !self.norm.is_null() {
+            true => product * rsqrt(squares / self.cols as f32 + self.eps),
+            false => product,
+        }
     }
 
     /// The word that publishes a sum: not zero.
@@ -133,22 +172,30 @@ impl LowRank {
     /// All threads of a helper call it together.
     unsafe fn help(self) {
         let parts = shared::declare::<f32, { WARPS1 as usize }>();
+        let squares = NORM.then(shared::declare::<f32, { WARPS1 as usize }>);
         let (tid, first) = (thread::thread_idx_x(), thread::block_idx_x() * ROWS);
         let (row, part) = (first + tid / 32 / PARTS, tid / 32 % PARTS);
         // SAFETY: whole warps have a row, and each warp its own part in shared memory, which is read after the barrier.
         unsafe {
             if row < self.rank {
-                let sum = self.part::<4>(row, part);
+                let sums = if NORM { self.part::<2>(row, part) } else { self.part::<4>(row, part) };
                 if warp::lane_id() == 0 {
-                    parts.set(tid / 32, sum);
+                    parts.set(tid / 32, sums.product);
+                    if let Some(squares) = squares {
+                        squares.set(tid / 32, sums.squares);
+                    }
                 }
             }
             sync_threads();
             let row = first + tid;
             if tid < ROWS && row < self.rank {
-                let mut sum = 0.0;
-                unroll!(P < 4 => sum += parts.get(tid * PARTS + P as u32));
-                AtomicU32::from_ptr(self.low.add(row as usize)).store(Self::word(sum), Ordering::Relaxed);
+                let mut sums = Sums::default();
+                unroll!(P < 4 => sums.product += parts.get(tid * PARTS + P as u32));
+                if let Some(squares) = squares {
+                    unroll!(P < 4 => sums.squares += squares.get(tid * PARTS + P as u32));
+                }
+                let word = Self::word(self.element(sums));
+                AtomicU32::from_ptr(self.low.add(row as usize)).store(word, Ordering::Relaxed);
             }
         }
     }
@@ -178,14 +225,16 @@ impl LowRank {
                 }
                 while missing != 0 {
                     let other = missing.trailing_zeros();
-                    let mut sum = 0.0;
+                    let mut sums = Sums::default();
                     let mut part = 0;
                     while part < opaque(PARTS) {
-                        sum += self.part::<1>(from + other, part);
+                        let more = self.part::<1>(from + other, part);
+                        sums.product += more.product;
+                        sums.squares += more.squares;
                         part += 1;
                     }
                     if lane == other {
-                        word = Self::word(sum);
+                        word = Self::word(self.element(sums));
                     }
                     missing &= missing - 1;
                 }
@@ -221,7 +270,7 @@ impl LowRank {
     }
 }
 
-impl Beside for LowRank {
+impl<const NORM: bool> Beside for LowRank<NORM> {
     const ANY: bool = true;
 
     #[inline(always)]
@@ -268,18 +317,19 @@ impl Beside for LowRank {
 /// # Safety
 /// As theirs.
 #[inline(always)]
-unsafe fn lora<W: Weights, const U: usize, const X: usize, const GATED: bool>(p: Lora) {
-    let Lora { x, a, b, cols, rank, helpers, .. } = p;
+unsafe fn lora<W: Weights, const U: usize, const X: usize, const NORM: bool, const GATED: bool>(p: Lora) {
+    let Lora { x, norm, eps, a, b, cols, rank, helpers, .. } = p;
     // SAFETY: this function's contract. All threads of a block take the same branch.
     unsafe {
-        let change = LowRank { x, a, b, low: p.words.add(1), cols, rank, helpers };
+        let change = LowRank::<NORM> { x, norm, eps, a, b, low: p.words.add(1), cols, rank, helpers };
         if thread::block_idx_x() < helpers {
             change.help();
         } else {
             let (bias, activation) = if GATED { (null(), IDENTITY) } else { (p.bias, p.activation) };
             let epilogue = Epilogue { y: p.y, bias, residual: p.residual, n: p.n, activation };
-            let (w, x) = (Matrix { quants: p.w, scales: p.w_scales, k: p.k }, Row1::new(x, 0, cols));
-            vector1::<W, _, U, X, false, false, GATED>(epilogue, x, w, 0, change, Declared);
+            let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
+            let x = if NORM { Row1::normed(x, cols, norm, eps) } else { Row1::new(x, 0, cols) };
+            vector1::<W, _, U, X, false, NORM, GATED>(epilogue, x, w, 0, change, Declared);
         }
         change.finish();
     }
@@ -297,6 +347,8 @@ macro_rules! loras {
                 const EARLY: usize = if $format::EARLY > 0 { $format::EARLY - 1 } else { 0 };
                 /// Those of quant_vector1, and 5 for each sum.
                 const SHUFFLES: u32 = shuffles1(EARLY) + 5 * (2 + ROWS1);
+                /// Those of quant_normed1, and 5 for each sum, of x·aᵀ and of squares.
+                const SHUFFLES_NORM: u32 = normed_shuffles1(EARLY) + 5 * (4 + ROWS1);
 
                 /// grid = the helpers, then any number of blocks, see [`blocks1`](crate::quant::vector::one::blocks1).
                 ///
@@ -308,7 +360,20 @@ macro_rules! loras {
                 )]
                 pub unsafe fn plain(p: Lora) {
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { lora::<$format, { $format::LANE_UNITS }, EARLY, false>(p) }
+                    unsafe { lora::<$format, { $format::LANE_UNITS }, EARLY, false, false>(p) }
+                }
+
+                /// As [`plain`], with a norm.
+                ///
+                /// # Safety
+                /// As [`plain`].
+                #[kernel(
+                    name = concat!("quant_lora_normed_", $name),
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM + 8 * WARPS1, shuffles = SHUFFLES_NORM
+                )]
+                pub unsafe fn normed(p: Lora) {
+                    // SAFETY: this kernel's contract is the body's.
+                    unsafe { lora::<$format, { $format::LANE_UNITS }, EARLY, true, false>(p) }
                 }
 
                 /// As [`plain`], of gates and ups: see [`gated_blocks1`](crate::quant::vector::one::gated_blocks1).
@@ -317,21 +382,27 @@ macro_rules! loras {
                 /// As [`plain`].
                 #[kernel(
                     name = concat!("quant_lora_gated_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1 + 4 * WARPS1, shuffles = SHUFFLES
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM + 8 * WARPS1, shuffles = SHUFFLES_NORM
                 )]
                 pub unsafe fn gated(p: Lora) {
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { lora::<$format, { $format::LANE_UNITS }, EARLY, true>(p) }
+                    unsafe { lora::<$format, { $format::LANE_UNITS }, EARLY, true, true>(p) }
                 }
             })*
         }
 
         /// By format. grid = [`helpers`] and any number of blocks
         pub const LORA: [KernelSpec<Lora>; FORMATS] = [$(kernels::$file::plain),*];
-        /// The same of gates and ups.
+        /// The same with a norm.
+        pub const LORA_NORMED: [KernelSpec<Lora>; FORMATS] = [$(kernels::$file::normed),*];
+        /// The same of gates and ups, with a norm or without.
         pub const LORA_GATED: [KernelSpec<Lora>; FORMATS] = [$(kernels::$file::gated),*];
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$(kernels::$file::plain.info(), kernels::$file::gated.info()),*];
+        pub const KERNELS: &[KernelInfo] = &[$(
+            kernels::$file::plain.info(),
+            kernels::$file::normed.info(),
+            kernels::$file::gated.info(),
+        )*];
     };
 }
 

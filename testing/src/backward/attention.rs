@@ -117,6 +117,9 @@ pub(super) fn all() -> Vec<Attention> {
                 ((2, 1), 70, 33, 128, true, false), // the first queries see nothing
                 ((2, 1), 129, 129, 128, true, true),
                 ((2, 1), 530, 70, 16, true, true),  // queries in parts
+                ((2, 1), 70, 530, 16, true, false), // keys in parts
+                ((1, 1), 100, 600, 128, false, true),
+                ((1, 1), 560, 520, 64, true, true), // both, and the first queries see nothing
                 ((160, 80), 5, 5, 16, true, false), // a group's heads in one block
                 ((1, 1), 0, 3, 16, false, false),
                 ((1, 1), 3, 0, 16, false, false),

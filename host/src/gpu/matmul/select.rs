@@ -14,6 +14,10 @@ const VECTOR_WARPS: u32 = 12;
 pub const LOW_POWER_SLOWER: f64 = 1.1;
 /// The most splits of k: more cost more to add than they save.
 const MAX_SPLITS: u32 = 32;
+/// A product that takes fewer clocks by its estimate is not cut: choosing the cut would take the host as long as it saves.
+const LEAST_CUT_CLOCKS: f64 = 100_000.0;
+/// What a cut must save to be taken: estimates are not exact.
+const CUT_SAVES: f64 = 0.03;
 
 /// A kernel, without its types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,12 +87,77 @@ fn split_candidates(q: &Query, step: u32) -> impl Iterator<Item = u32> {
 
 /// Bytes of partial sums that the product needs besides its operands.
 pub fn scratch_bytes(table: &Table, q: &Query) -> usize {
-    match select(table, q, Variant::Auto, None) {
+    let whole = |q: &Query| match select(table, q, Variant::Auto, None) {
         Some(Plan { splits: splits @ 2.., .. }) => {
             [splits, q.batch, q.m, q.n].iter().map(|&factor| factor as usize).product::<usize>()
                 * size_of::<f32>()
         }
         _ => 0,
+    };
+    match cut(table, q) {
+        // the sums of the first product are freed before the second one's are there
+        Some(cut) => cut.queries(q).iter().map(whole).max().unwrap_or(0),
+        None => whole(q),
+    }
+}
+
+/// A product that is computed as two: so many rows or columns of c, and those after them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    Rows(u32),
+    Columns(u32),
+}
+
+impl Cut {
+    /// Whether both products have elements.
+    pub fn fits(self, m: u32, n: u32) -> bool {
+        match self {
+            Self::Rows(rows) => 0 < rows && rows < m,
+            Self::Columns(columns) => 0 < columns && columns < n,
+        }
+    }
+
+    /// The two products.
+    fn queries(self, q: &Query) -> [Query; 2] {
+        match self {
+            Self::Rows(m) => [Query { m, ..*q }, Query { m: q.m - m, ..*q }],
+            Self::Columns(n) => [Query { n, ..*q }, Query { n: q.n - n, ..*q }],
+        }
+    }
+}
+
+/// Where to cut a product, if that saves time: a few rows past the last full tile are those of a whole row of tiles, and a few tiles past
+/// the last that all multiprocessors have take as long as one for each.
+pub(super) fn cut(table: &Table, q: &Query) -> Option<Cut> {
+    let whole = clocks(table, q)?;
+    if whole < LEAST_CUT_CLOCKS {
+        return None;
+    }
+    let rows = FAMILIES.iter().map(|family| Cut::Rows(q.m / family.bm * family.bm));
+    let columns = FAMILIES.iter().map(|family| {
+        let full = blocks(family, q) / q.multiprocessors * q.multiprocessors;
+        Cut::Columns(full / q.m.div_ceil(family.bm) * family.bn)
+    });
+    let mut candidates: Vec<Cut> = Vec::with_capacity(2 * FAMILIES.len());
+    for cut in rows.chain(columns) {
+        if cut.fits(q.m, q.n) && !candidates.contains(&cut) {
+            candidates.push(cut);
+        }
+    }
+    let timed = candidates.into_iter().filter_map(|cut| {
+        let [first, second] = cut.queries(q);
+        Some((cut, clocks(table, &first)? + clocks(table, &second)? + table.launch_clocks))
+    });
+    let (cut, time) = timed.min_by(|(_, x), (_, y)| x.total_cmp(y))?;
+    (time < (1.0 - CUT_SAVES) * whole).then_some(cut)
+}
+
+/// The estimate for the kernel that [`select`] chooses, if it is one of those that tables have estimates for.
+fn clocks(table: &Table, q: &Query) -> Option<f64> {
+    match choose(table, q) {
+        (Variant::Tile(name), splits) => Some(table.clocks(q, family(name)?, splits.unwrap_or(1))),
+        (Variant::Vector, _) => Some(table.streamed(q)),
+        _ => None,
     }
 }
 
@@ -132,6 +201,7 @@ pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<
             let splits = splits.unwrap_or_else(|| vector_splits(q, blocks));
             Some(Plan { log_parts, ..plan(kernel, blocks, splits, vector::K_STEP)? })
         }
+        Variant::Rows(_) | Variant::Columns(_) => None, // two plans
     }
 }
 
@@ -297,6 +367,45 @@ pub(crate) mod tests {
         assert_eq!(plan(&nt(16, 2048, 2048, P4)).kernel, Kernel::Tile(Size::Tile32, Layouts::Nt));
         let nn = Query { vector_layouts: Some(Layouts::Nn), ..nt(1, 2048, 2048, P4) };
         assert_eq!(plan(&nn).kernel, Kernel::VectorNn);
+    }
+
+    #[test]
+    fn products_are_cut_where_a_few_rows_or_tiles_take_long() {
+        let of = |m, n, k, multiprocessors| cut(&sm_61(), &nt(m, n, k, multiprocessors));
+        assert_eq!(of(1028, 6144, 2048, 30), Some(Cut::Rows(1024)), "four rows by a kernel that streams b");
+        assert_eq!(of(1024, 6144, 2048, 30), None, "full tiles, 12.8 for each multiprocessor");
+        assert_eq!(of(28, 2048, 2048, 30), None, "a small product");
+        let found = of(640, 2048, 8192, 30);
+        assert!(matches!(found, Some(Cut::Columns(_))), "{found:?}: 80 tiles, 2.7 for each multiprocessor");
+    }
+
+    /// Both parts of a cut have elements, and their estimates are less than that of the whole.
+    #[test]
+    fn cuts_save_time_and_leave_nothing_out() {
+        let tables = [sm_61(), Table::parse(include_str!("sm_90.json")).unwrap()];
+        let mut cuts = 0;
+        for (table, multiprocessors) in tables.iter().zip([20, 132]) {
+            for dims in [
+                [1028, 6144, 2048],
+                [1028, 2048, 2048],
+                [1410, 4096, 2048],
+                [333, 1000, 4096],
+                [129, 151_936, 2048],
+            ] {
+                for layouts in [Layouts::Nn, Layouts::Nt, Layouts::Tn] {
+                    let q = Query::plain(layouts, dims, multiprocessors);
+                    let Some(found) = cut(table, &q) else { continue };
+                    cuts += 1;
+                    let [first, second] = found.queries(&q);
+                    let elements = |q: &Query| u64::from(q.m) * u64::from(q.n);
+                    assert_eq!(elements(&first) + elements(&second), elements(&q));
+                    assert!(elements(&first) > 0 && elements(&second) > 0, "{q}: {found:?}");
+                    let sum = clocks(table, &first).unwrap() + clocks(table, &second).unwrap();
+                    assert!(sum < clocks(table, &q).unwrap(), "{q}: {found:?}");
+                }
+            }
+        }
+        assert!(cuts > 5, "{cuts}");
     }
 
     #[test]

@@ -87,6 +87,12 @@ impl Table {
         clocks
     }
 
+    /// Estimated clocks of a kernel that reads b once, for the few rows that such kernels compute.
+    pub fn streamed(&self, q: &Query) -> f64 {
+        let bytes = f64::from(q.batch) * f64::from(q.n) * f64::from(q.k) * 4.0;
+        bytes / (self.bytes_per_clock * f64::from(q.multiprocessors)) + self.block_clocks
+    }
+
     /// Clocks times watts, for comparing kernels; `None` if the family's power was not measured.
     pub fn energy(&self, family: &Family, clocks: f64) -> Option<f64> {
         self.watts.get(family.name).map(|watts| watts * clocks)

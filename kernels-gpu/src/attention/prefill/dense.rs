@@ -61,7 +61,7 @@ pub struct Prefill<Q> {
     /// 1 if causal, else 0.
     pub causal: u32,
     /// The first so many rows of the grid are launched longest first, the others shortest first. In every second part all are
-    /// launched shortest first.
+    /// launched shortest first, unless this is more than all rows.
     pub longest_first: u32,
     /// The keys are in 2 to this power parts, of as many tiles as possible each.
     pub parts_log2: u32,
@@ -180,10 +180,12 @@ pub(in crate::attention) struct Part {
 }
 
 impl Part {
-    /// For a kernel of `columns`. In every second part all rows of blocks are launched shortest first.
+    /// For a kernel of `columns`. In every second part all rows of blocks are launched shortest first, unless `longest_first` is more than
+    /// all rows.
     #[inline(always)]
     pub fn new(dense: Dense, parts_log2: u32, partial: *mut f32, columns: u32) -> Self {
-        let longest_first = if thread::block_idx_z().is_multiple_of(2) { dense.longest_first } else { 0 };
+        let turns = thread::block_idx_z() % 2 == 1 && dense.longest_first <= thread::grid_dim_y();
+        let longest_first = if turns { 0 } else { dense.longest_first };
         let dense = Dense { longest_first, ..dense };
         Self { dense, parts_log2, partial, elements: BM * partial_elements(columns) }
     }

@@ -23,7 +23,7 @@ use cuda_std::{KernelInfo, KernelSpec};
 /// Bytes of shared memory of [`vector1`] without a norm.
 pub(in crate::quant) const SHARED1: u32 = TILE_BYTES + 4 * THREADS1;
 /// Bytes of shared memory with a norm.
-const SHARED1_NORM: u32 = SHARED1 + 4 * RUNS;
+pub(in crate::quant) const SHARED1_NORM: u32 = SHARED1 + 4 * RUNS;
 /// Rows of w per warp of [`VECTOR1`].
 pub(in crate::quant) const ROWS1: u32 = 2;
 
@@ -69,6 +69,11 @@ pub fn gated_blocks1(n: u32) -> u32 {
 /// Shuffle steps of [`vector1`] without a norm: 3 and 3 where x is quantised, 5 for each row of w.
 pub(in crate::quant) const fn shuffles1(early: usize) -> u32 {
     6 * (early as u32 + 1) + 5 * ROWS1
+}
+
+/// Those with a norm: also of runs of squares, and of their sum.
+pub(in crate::quant) const fn normed_shuffles1(early: usize) -> u32 {
+    shuffles1(early) + 5 * (early as u32 + 1) + 5
 }
 
 /// What is added to the product with one row of x before the epilogue.
@@ -126,6 +131,11 @@ impl Row1 {
     /// Without a norm.
     pub const fn new(x: *const f32, first: u32, cols: u32) -> Self {
         Self { x, first, cols, norm: null(), eps: 0.0 }
+    }
+
+    /// The whole row, with a norm as [`Vector`] has it, or null.
+    pub const fn normed(x: *const f32, cols: u32, norm: *const f32, eps: f32) -> Self {
+        Self { x, first: 0, cols, norm, eps }
     }
 }
 
@@ -204,6 +214,8 @@ pub(in crate::quant) unsafe fn vector1<
                     tile.prefetch(norm);
                 }
                 let from_row = begin(0, from_row);
+                // registers do not suffice to compute addresses before the norm
+                let first = if B::ANY && NORM { opaque(first) } else { first };
                 let rows = Rows::<R>::new::<W>(w, |j| from_row + of_w(first, j), from / W::UNIT);
                 let mut stage = Stage::<W, R, U>::load(w, &rows, lane, units);
                 // sync
@@ -270,7 +282,7 @@ impl Vector {
     /// The row of x.
     #[inline(always)]
     const fn row(&self) -> Row1 {
-        Row1 { x: self.x, first: 0, cols: self.cols, norm: self.norm, eps: self.eps }
+        Row1::normed(self.x, self.cols, self.norm, self.eps)
     }
 }
 
@@ -284,7 +296,7 @@ macro_rules! vectors {
 
                 const EARLY: usize = $format::EARLY;
                 const SHUFFLES1: u32 = shuffles1(EARLY);
-                const SHUFFLES1_NORM: u32 = SHUFFLES1 + 5 * (EARLY as u32 + 1) + 5; // of runs of squares, and of their sum
+                const SHUFFLES1_NORM: u32 = normed_shuffles1(EARLY);
 
                 vectors! { @1 vector1 $format $name "quant_vector1_" SHARED1 SHUFFLES1 false }
                 vectors! { @1 normed1 $format $name "quant_normed1_" SHARED1_NORM SHUFFLES1_NORM true }
