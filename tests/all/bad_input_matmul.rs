@@ -66,6 +66,32 @@ fn a_refused_product_leaves_its_output_alone() {
 }
 
 #[test]
+fn a_cut_that_leaves_a_product_empty_is_refused() {
+    let device = crate::common::cuda_device();
+    let of = |dims: [usize; 2]| Tensor::ones(dims, DType::F32, &device).unwrap();
+    let (a, b) = (of([3, 5]), of([5, 4]));
+    for (variant, is_right) in [
+        (Variant::Rows(2), true),
+        (Variant::Columns(3), true),
+        (Variant::Rows(0), false),
+        (Variant::Rows(3), false),
+        (Variant::Columns(4), false),
+        (Variant::Columns(u32::MAX), false),
+    ] {
+        let mut c = Tensor::zeros([3, 4], DType::F32, &device).unwrap();
+        let options = Matmul { variant, ..Matmul::default() };
+        match ops::matmul_into(c.view_mut().unwrap(), &a, &b, &options) {
+            Ok(()) => assert!(is_right, "{variant:?}"),
+            Err(error) => {
+                assert!(!is_right && matches!(error, Error::Unsupported { .. }), "{variant:?}: {error}")
+            }
+        }
+        let expected = if is_right { 5.0 } else { 0.0 };
+        assert_eq!(c.to_vec::<f32>().unwrap(), [expected; 12]);
+    }
+}
+
+#[test]
 fn nan_in_an_output_that_is_not_read_disappears() {
     let mut c = Tensor::from_slice(&[f32::NAN; 4], [2, 2], &Device::Cpu).unwrap();
     let options = Matmul { variant: Variant::Auto, ..Matmul::default() };

@@ -127,7 +127,8 @@ pub(crate) fn matmul<'a>(
     fusion: &Fusion,
 ) -> Result<()> {
     // a bias applies to columns and a norm to rows of a; the transposed product exchanges rows and columns
-    let plain = fusion.epilogue.bias.is_none() && fusion.norm.is_none();
+    let cut = matches!(options.variant, Variant::Rows(_) | Variant::Columns(_));
+    let plain = fusion.epilogue.bias.is_none() && fusion.norm.is_none() && !cut;
     if p.n == 1 && p.m > 1 && p.ldc == 1 && a.dtype() == b.dtype() && plain {
         // a·x for a column x is xᵀ·aᵀ, which the few-row kernels compute
         std::mem::swap(&mut p.m, &mut p.n);

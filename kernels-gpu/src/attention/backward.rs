@@ -210,6 +210,8 @@ pub(super) struct Place {
 pub(super) trait Work: Copy {
     /// From one tile's number to the next one's.
     const STEP: u32;
+    /// Whether a block of queries may have a part of the tiles, of as many parts as the grid along z.
+    const IN_PARTS: bool;
 
     /// The part of a tile that a thread sees.
     type Seen: Copy;
@@ -515,6 +517,7 @@ struct Keys(Mask);
 #[inlined]
 impl Work for Keys {
     const STEP: u32 = ROWS;
+    const IN_PARTS: bool = true;
     /// The thread's first query and key.
     type Seen = (Mask, u32, u32);
 
@@ -557,6 +560,7 @@ impl Queries {
 #[inlined]
 impl Work for Queries {
     const STEP: u32 = ROWS;
+    const IN_PARTS: bool = false;
     /// The thread's first query and key.
     type Seen = (Mask, u32, u32);
 
@@ -653,10 +657,13 @@ pub(super) unsafe fn of_queries<T: Element, W: Work, const G: usize>(
     let mut pipe = Pipe { buffers, side: 0 };
     let mut dq = [[[0.0f32; 4]; G]; 8];
     // SAFETY: the block's rows and head.
-    let [begin, end] = unsafe { work.tiles(h, first) };
-    let (part, parts) = (thread::block_idx_z(), thread::grid_dim_z().max(1));
-    let tiles = (end - begin).div_ceil(W::STEP);
-    let [mut tile, end] = [part, part + 1].map(|part| opaque(begin + tiles * part / parts * W::STEP));
+    let [mut tile, mut end] = unsafe { work.tiles(h, first) };
+    let (part, parts) =
+        if W::IN_PARTS { (thread::block_idx_z(), thread::grid_dim_z().max(1)) } else { (0, 1) };
+    if W::IN_PARTS {
+        let (begin, tiles) = (tile, (end - tile).div_ceil(W::STEP));
+        [tile, end] = [part, part + 1].map(|part| opaque(begin + tiles * part / parts * W::STEP));
+    }
     if tile < end {
         // SAFETY: there are a query and a key.
         unsafe { scores(tile).put(buffers, scores(tile).load(0)) };

@@ -40,6 +40,7 @@ struct Listed {
 #[inlined]
 impl Work for Listed {
     const STEP: u32 = TILE_WORDS;
+    const IN_PARTS: bool = false;
     /// Bit 8j + i: row i and column j.
     type Seen = u32;
 
