@@ -219,9 +219,11 @@ impl Tape {
     }
 }
 
-/// factor · a·b
+/// factor · a·b.   a: [.., m, k], b: [k, n]
 pub(crate) fn product([a, b]: [&Tensor; 2], factor: f32) -> Result<Tensor> {
-    let mut c = Tensor::uninitialized([a.dims()[0], b.dims()[1]], DType::F32, &a.device())?;
+    let rows = a.dims().split_last().map_or(&[][..], |(_, rows)| rows);
+    let columns = b.dims().last().copied().unwrap_or(1);
+    let mut c = Tensor::uninitialized([rows, &[columns]].concat(), DType::F32, &a.device())?;
     ops::matmul_into(c.view_mut()?, a, b, &Matmul { alpha: factor, ..Matmul::default() })?;
     Ok(c)
 }
@@ -238,4 +240,30 @@ pub(crate) fn owned(tensor: Tensor) -> Result<Tensor> {
 
 fn new_number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::functions::{add, linear};
+    use pascaline::Device;
+
+    /// Gradients of rows in several dimensions, of which two meet, the second added by its product.
+    #[test]
+    fn products_keep_leading_dimensions_and_add_up() {
+        let mut parameters = Parameters::default();
+        let x = Tensor::ones([2, 3, 4], DType::F32, &Device::Cpu).unwrap();
+        let x = parameters.add("x", x, true).unwrap();
+        let w = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0, 40.0], [2, 4], &Device::Cpu)
+            .unwrap();
+        let mut tape = Tape::new();
+        let (on_tape, w) = (tape.parameter(&parameters, x), tape.constant(w));
+        let one = linear(&mut tape, &on_tape, &w, None).unwrap();
+        let other = linear(&mut tape, &on_tape, &w, None).unwrap();
+        let sum = add(&mut tape, &one, &other).unwrap();
+        tape.backward(&sum, &mut parameters).unwrap();
+        let gradient = parameters.get(x).gradient().unwrap();
+        assert_eq!(gradient.dims(), [2, 3, 4]);
+        assert_eq!(gradient.to_vec::<f32>().unwrap(), [22.0, 44.0, 66.0, 88.0].repeat(6));
+    }
 }

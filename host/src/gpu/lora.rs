@@ -19,8 +19,8 @@ pub(crate) fn helpers(rank: usize) -> u32 {
     lora::helpers(rank as u32)
 }
 
-/// y = act(h·wᵀ + (h·aᵀ)·bᵀ + bias) + residual with h = norm(x) for one row `x` in f32, where [`is_fused`] says so, with so many [`helpers`].
-/// Norms and gates are as for [`vector`](super::quant::vector).
+/// y = act(h·wᵀ + (h·aᵀ)·bᵀ + bias) + residual with h = norm(x) for one row `x` in f32, where [`is_fused`] says so, with so many
+/// [`helpers`]. Norms and gates are as for [`vector`](super::quant::vector).
 pub(crate) fn lora(
     device: &CudaDevice,
     y: TensorMut,
@@ -64,9 +64,9 @@ pub(crate) fn lora(
         eps,
     };
     // SAFETY: `ops::quant_lora_into` has checked that x and the norm's weight are contiguous f32 with w's columns, a multiple of 4 and with
-    // a norm a number that `norm_is_fused` allows, and aligned, that y, residual and bias have as many columns as w has rows, or half as many for gates and ups, and that a is [rank, cols] and b has
-    // rank columns and w's rows, both contiguous f32; x and a are aligned. All are on this stream, which has more counters than
-    // the largest rank. A TensorMut overlaps nothing.
+    // a norm a number that `norm_is_fused` allows, and aligned, that y, residual and bias have as many columns as w has rows, or half as
+    // many for gates and ups, and that a is [rank, cols] and b has rank columns and w's rows, both contiguous f32; a is aligned. All are
+    // on this stream, which has more counters than the largest rank. A TensorMut overlaps nothing.
     unsafe { device.launch(&spec, grid, &parameters) }
 }
 

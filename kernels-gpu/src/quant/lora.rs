@@ -1,4 +1,5 @@
-//! y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual, or with norm(x) in place of x: a matrix beside a low-rank change (Hu et al. 2021, "LoRA"), for one row of x.
+//! y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual, or with norm(x) in place of x: a matrix beside a low-rank change (Hu et al. 2021, "LoRA"),
+//! for one row of x.
 //! y: [n] f32, w: [n, k], a: [rank, cols] f32, b: [n, rank] f32.
 //!
 //! Idea: the two small products take as long as the large one if they are launches of their own. Here the first blocks, the helpers,
