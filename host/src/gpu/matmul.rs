@@ -15,6 +15,7 @@ use kernels_gpu::matmul::vector::{self, Nn, Nt};
 use kernels_gpu::matmul::{Kernels, OF_E4, OF_E8, OF_F16, OF_F32, OF_MIXED};
 use select::{Cut, Kernel, Layouts, Plan, Query, Types, select};
 use std::ptr;
+use table::Table;
 
 mod query;
 pub(crate) mod select;
@@ -295,14 +296,14 @@ fn launch<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
         (Variant::Columns(columns), _) => Some(Cut::Columns(columns)),
         _ => None,
     };
-    let Some(cut) = cut else { return launch_whole(device, kernels, operands, options, fused, &q) };
+    let Some(cut) = cut else { return launch_whole(device, kernels, operands, options, fused, (table, &q)) };
     let [_, m, n, _] = operands.dims;
     if !cut.fits(m, n) {
         return Err(unsupported(options));
     }
     let options = Matmul { variant: Variant::Auto, ..*options };
     for (operands, fused) in operands.cut(fused, cut) {
-        launch_whole(device, kernels, &operands, &options, &fused, &query(device, &operands))?;
+        launch_whole(device, kernels, &operands, &options, &fused, (table, &query(device, &operands)))?;
     }
     Ok(())
 }
@@ -322,10 +323,9 @@ fn launch_whole<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     operands: &Operands<A, B, C>,
     options: &Matmul,
     fused: &Fused<A, C>,
-    q: &Query,
+    (table, q): (&Table, &Query),
 ) -> Result<()> {
     let [batch, m, n, _] = operands.dims;
-    let table = table::for_card(device.properties())?;
     let plan = select(table, q, options.variant, options.splits).ok_or_else(|| unsupported(options))?;
     let elements = plan.splits as usize * batch as usize * m as usize * n as usize;
     let scratch = match plan.splits {
