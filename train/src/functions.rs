@@ -4,7 +4,7 @@
 //! computes.
 
 use crate::quantize_aware::{Learned, rounded};
-use crate::tape::{Tape, Var, owned, product};
+use crate::tape::{Place, Tape, Var, owned, product};
 use pascaline::ops::{self, Activation, Attention, Epilogue, Matmul};
 use pascaline::quant::{self, Format, QuantTensor};
 use pascaline::{Result, Shape, Tensor};
@@ -41,19 +41,43 @@ pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<
     }))
 }
 
-/// y + factor · (x·aᵀ)·bᵀ: what an adapter adds to a linear map of x.   y: [rows, n], x: [rows, k], a: [rank, k], b: [n, rank]
-pub fn add_low_rank(tape: &mut Tape, y: Var, x: &Var, [a, b]: [&Var; 2], factor: f32) -> Result<Var> {
-    let low = product([x.value(), &a.value().swap_dims(0, 1)?], factor)?;
+/// factor · x·aᵀ for the matrices A of all adapters beside maps of one x, side by side: [rows, ranks].   x: [rows, k], a: [rank, k] each
+pub fn low_rank(tape: &mut Tape, x: &Var, a: &[&Var], factor: f32) -> Result<Var> {
+    let all = match a {
+        [a] => a.value().clone(),
+        _ => ops::cat(&a.iter().map(|a| a.value()).collect::<Vec<_>>(), 0)?,
+    };
+    let low = product([x.value(), &all.swap_dims(0, 1)?], factor)?;
+    let inputs: Vec<Place> = [x].into_iter().chain(a.iter().copied()).map(Var::place).collect();
+    let (own_x, own_a) = (x.clone(), a.iter().map(|&a| (a.place(), a.value().dims()[0])).collect::<Vec<_>>());
+    Ok(tape.record(low, &inputs, move |dlow, gradients| {
+        if own_a.iter().any(|(a, _)| a.is_wanted()) {
+            let da = product([&dlow.swap_dims(0, 1)?, own_x.value()], factor)?;
+            let mut first = 0;
+            for (a, rank) in own_a {
+                gradients.add(a, || da.narrow(0, first, rank))?;
+                first += rank;
+            }
+        }
+        gradients.add_product(&own_x, [&dlow, &all], factor)
+    }))
+}
+
+/// y + low·bᵀ for the columns of `low` from `start` on: what an adapter adds to a linear map.   y: [rows, n], low: [rows, ranks], b: [n, rank]
+pub fn add_low_rank(tape: &mut Tape, y: Var, low: &Var, start: usize, b: &Var) -> Result<Var> {
+    let rank = b.value().dims()[1];
+    let own = low.value().narrow(1, start, rank)?;
     let place = y.place();
     let mut sum = owned(y.into_value())?;
     let added = Matmul { beta: 1.0, ..Matmul::default() };
-    ops::matmul_into(sum.view_mut()?, &low, &b.value().swap_dims(0, 1)?, &added)?;
-    let (own_x, own_a, own_b) = (x.clone(), a.clone(), b.clone());
-    Ok(tape.record(sum, &[place, x.place(), a.place(), b.place()], move |dy, gradients| {
-        gradients.add_product(&own_b, [&dy.swap_dims(0, 1)?, &low], 1.0)?;
-        let dlow = product([&dy, own_b.value()], factor)?;
-        gradients.add_product(&own_a, [&dlow.swap_dims(0, 1)?, own_x.value()], 1.0)?;
-        gradients.add_product(&own_x, [&dlow, own_a.value()], 1.0)?;
+    ops::matmul_into(sum.view_mut()?, &own, &b.value().swap_dims(0, 1)?, &added)?;
+    let (low, own_b) = (low.clone(), b.clone());
+    Ok(tape.record(sum, &[place, low.place(), b.place()], move |dy, gradients| {
+        gradients.add_product(&own_b, [&dy.swap_dims(0, 1)?, &own], 1.0)?;
+        gradients.add_in_place(&low, |sum| {
+            let columns = sum.view_mut()?.narrow(1, start, rank)?;
+            ops::matmul_into(columns, &dy, own_b.value(), &Matmul::default())
+        })?;
         gradients.add(place, || Ok(dy))
     }))
 }

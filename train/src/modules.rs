@@ -2,8 +2,8 @@
 //! them, with adapters and rounding, each time.
 
 use crate::functions::{
-    activate, add, add_low_rank, add_rows, attention, layer_norm, linear, matrix_times, quantized_linear,
-    replace_rows, reshape, rms_norm, rope, silu_mul, some_heads,
+    activate, add, add_low_rank, add_rows, attention, layer_norm, linear, low_rank, matrix_times,
+    quantized_linear, replace_rows, reshape, rms_norm, rope, silu_mul, some_heads,
 };
 use crate::tape::{Tape, Var};
 use crate::values::Values;
@@ -76,7 +76,7 @@ impl Run<Taped> for Recording<'_> {
 
     fn linear(&mut self, map: &LinearSpec, x: &Var) -> Result<Var> {
         let maps = maps(self.values, self.tape, map)?;
-        one(&maps)?.forward(self.tape, x)
+        forward_one(&maps, self.tape, x)
     }
 
     fn norm(&mut self, norm: &NormSpec, x: &Var) -> Result<Var> {
@@ -168,26 +168,51 @@ impl Linear {
         Ok(Self { weight, bias, adapter: values.beside(tape, name) })
     }
 
-    fn forward(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
-        let y = match &self.weight {
-            Weight::Plain(weight) => linear(tape, x, weight, self.bias.as_ref())?,
-            Weight::Quantized(weight) => quantized_linear(tape, x, weight, self.bias.as_ref())?,
-        };
-        let Some((a, b, factor)) = &self.adapter else { return Ok(y) };
-        add_low_rank(tape, y, x, [a, b], *factor)
+    /// Without the adapter.
+    fn base(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
+        match &self.weight {
+            Weight::Plain(weight) => linear(tape, x, weight, self.bias.as_ref()),
+            Weight::Quantized(weight) => quantized_linear(tape, x, weight, self.bias.as_ref()),
+        }
+    }
+}
+
+/// What linear maps of one x give. The first products of their adapters are one.
+fn forward_all(maps: &[Linear], tape: &mut Tape, x: &Var) -> Result<Vec<Var>> {
+    let adapters: Vec<_> = maps.iter().filter_map(|map| map.adapter.as_ref()).collect();
+    let low = match adapters.first() {
+        Some((_, _, factor)) => {
+            let a: Vec<&Var> = adapters.iter().map(|(a, _, _)| a).collect();
+            Some(low_rank(tape, x, &a, *factor)?)
+        }
+        None => None,
+    };
+    let mut start = 0;
+    let mut forward = |map: &Linear| {
+        let y = map.base(tape, x)?;
+        let (Some(low), Some((a, b, _))) = (&low, &map.adapter) else { return Ok(y) };
+        let first = start;
+        start += a.value().dims()[0];
+        add_low_rank(tape, y, low, first, b)
+    };
+    maps.iter().map(&mut forward).collect()
+}
+
+/// What the only map of a spec gives.
+fn forward_one(maps: &[Linear], tape: &mut Tape, x: &Var) -> Result<Var> {
+    one(forward_all(maps, tape, x)?)
+}
+
+fn one(outputs: Vec<Var>) -> Result<Var> {
+    match <[Var; 1]>::try_from(outputs) {
+        Ok([y]) => Ok(y),
+        Err(outputs) => Err(parts(outputs.len(), "one map is needed")),
     }
 }
 
 /// The maps of a spec, one for each part.
 fn maps(values: Values, tape: &mut Tape, spec: &LinearSpec) -> Result<Vec<Linear>> {
     spec.parts.iter().map(|(name, _)| Linear::new(values, tape, name, spec.has_bias)).collect()
-}
-
-fn one(maps: &[Linear]) -> Result<&Linear> {
-    match maps {
-        [map] => Ok(map),
-        _ => Err(parts(maps.len(), "one map is needed")),
-    }
 }
 
 /// The error for a map of another number of parts than its module computes with.
@@ -231,20 +256,15 @@ impl Mlp {
     }
 
     fn forward(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
-        let inner = match (self.activation, &self.fc1[..]) {
-            (Activation::SwiGlu, [gate, up]) => {
-                let (gate, up) = (gate.forward(tape, x)?, up.forward(tape, x)?);
-                silu_mul(tape, &gate, &up)?
-            }
+        let inner = forward_all(&self.fc1, tape, x)?;
+        let inner = match (self.activation, &inner[..]) {
+            (Activation::SwiGlu, [gate, up]) => silu_mul(tape, gate, up)?,
             (Activation::SwiGlu, maps) => {
                 return Err(parts(maps.len(), "a gate and what it gates are needed"));
             }
-            (activation, maps) => {
-                let inner = one(maps)?.forward(tape, x)?;
-                activate(tape, &inner, activation)?
-            }
+            (activation, _) => activate(tape, &one(inner)?, activation)?,
         };
-        one(&self.fc2)?.forward(tape, &inner)
+        forward_one(&self.fc2, tape, &inner)
     }
 }
 
@@ -291,7 +311,7 @@ impl Block {
     fn forward(&self, tape: &mut Tape, x: &Var, place: &Place) -> Result<Var> {
         let normed = self.norms[0].forward(tape, x)?;
         let attended = self.attend(tape, &normed, place)?;
-        let attended = one(&self.out)?.forward(tape, &attended)?;
+        let attended = forward_one(&self.out, tape, &attended)?;
         let x = add(tape, x, &attended)?;
         let normed = self.norms[1].forward(tape, &x)?;
         let y = self.mlp.forward(tape, &normed)?;
@@ -313,14 +333,12 @@ impl Block {
     /// q, k and v: [rows, their heads, head_dim]
     fn project(&self, tape: &mut Tape, x: &Var) -> Result<[Var; 3]> {
         let (rows, [heads, kv_heads, head_dim]) = (x.value().dims()[0], self.heads);
-        let mut project = |map: &Linear, heads: usize| {
-            let y = map.forward(tape, x)?;
-            reshape(tape, &y, [rows, heads, head_dim])
-        };
-        match &self.qkv[..] {
-            [q, k, v] => Ok([project(q, heads)?, project(k, kv_heads)?, project(v, kv_heads)?]),
+        let outputs = forward_all(&self.qkv, tape, x)?;
+        let mut in_heads = |y: &Var, heads: usize| reshape(tape, y, [rows, heads, head_dim]);
+        match &outputs[..] {
+            [q, k, v] => Ok([in_heads(q, heads)?, in_heads(k, kv_heads)?, in_heads(v, kv_heads)?]),
             [all] => {
-                let all = project(all, heads + 2 * kv_heads)?;
+                let all = in_heads(all, heads + 2 * kv_heads)?;
                 let mut part = |start, heads| some_heads(tape, &all, start, heads);
                 Ok([part(0, heads)?, part(heads, kv_heads)?, part(heads + kv_heads, kv_heads)?])
             }

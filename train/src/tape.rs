@@ -48,6 +48,13 @@ impl Var {
 #[derive(Clone, Copy, Debug)]
 pub struct Place(Option<u64>);
 
+impl Place {
+    /// Whether a gradient is wanted there.
+    pub fn is_wanted(self) -> bool {
+        self.0.is_some()
+    }
+}
+
 impl From<&Var> for Place {
     fn from(of: &Var) -> Self {
         of.place()
@@ -159,7 +166,7 @@ impl Tape {
         inputs: &[impl Into<Place> + Copy],
         backward: impl FnOnce(Tensor, &mut Gradients) -> Result<()> + 'static,
     ) -> Var {
-        let wanted = |&input: &_| matches!(Into::<Place>::into(input), Place(Some(_)));
+        let wanted = |&input: &_| Into::<Place>::into(input).is_wanted();
         if self.is_silent || !inputs.iter().any(wanted) {
             return self.constant(value);
         }
