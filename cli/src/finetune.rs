@@ -274,7 +274,8 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
         "dtype": format!("{:?}", args.dtype),
         "from_random": args.from_random,
     }));
-    let mut model = Model::load_frozen(&args.model, args.dtype.storage(), &device)?;
+    let load = if args.needs_tower(&examples) { Model::load_frozen } else { Model::load_text };
+    let mut model = load(&args.model, args.dtype.storage(), &device)?;
     model.checkpoint_layers = args.checkpoint_layers;
     if let Some(exported) = &exported {
         model.quantize_aware = QuantizeAware::new(&exported.plans);
@@ -413,6 +414,14 @@ impl Args {
         }
     }
 
+    /// Whether the vision tower is computed or written.
+    fn needs_tower(&self, examples: &[Example]) -> bool {
+        self.full
+            || self.vision
+            || self.quantize_aware.is_some()
+            || examples.iter().any(|example| !example.visuals.is_empty())
+    }
+
     fn lora(&self) -> LoraOptions {
         let alpha = self.alpha.unwrap_or(2.0 * self.rank as f32);
         LoraOptions {
@@ -455,7 +464,9 @@ fn plan_memory(
 ) -> Result<usize, Failure> {
     let shapes = config.tensors();
     let storage = args.dtype.storage();
-    let sizes = shapes.iter().map(|(name, shape)| storage.bytes(name, shape));
+    let needs_tower = args.needs_tower(examples);
+    let loaded = shapes.iter().filter(|(name, _)| needs_tower || !is_of_vision(name));
+    let sizes = loaded.map(|(name, shape)| storage.bytes(name, shape));
     let weights = sizes.sum::<Result<usize, _>>()?;
     let trained: usize = match args.full {
         true => {

@@ -20,7 +20,7 @@ use qwen3_vl::forward::{self, ImageRun, Images};
 use qwen3_vl::gguf::{PlannedTensor, encode};
 use qwen3_vl::positions::{positions, text_rope};
 use qwen3_vl::preprocess::Patches;
-use qwen3_vl::seam::is_of_layers;
+use qwen3_vl::seam::{is_of_layers, is_of_vision};
 use qwen3_vl::vision::{VisionModules, position_table};
 use qwen3_vl::weights::Weights;
 use std::ops::Range;
@@ -122,6 +122,25 @@ impl Model {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_frozen(dir: &Path, storage: Frozen, device: &Device) -> Result<Self> {
+        Self::load_tensors(dir, storage, device, |_| true)
+    }
+
+    /// As [`load_frozen`](Self::load_frozen) without the vision tower, for examples without pictures. Others are errors then, and so is
+    /// [`save`](Self::save).
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_text(dir: &Path, storage: Frozen, device: &Device) -> Result<Self> {
+        Self::load_tensors(dir, storage, device, |name| !is_of_vision(name))
+    }
+
+    /// The tensors of these names.
+    fn load_tensors(
+        dir: &Path,
+        storage: Frozen,
+        device: &Device,
+        is_wanted: impl Fn(&str) -> bool,
+    ) -> Result<Self> {
         let config = qwen3_vl::config::load(dir)?;
         if config.text.experts.is_some() {
             return Err(Error::Unsupported {
@@ -140,7 +159,7 @@ impl Model {
             weights = weights.quantized(format);
         }
         let mut parameters = Parameters::default();
-        for (name, shape) in config.tensors() {
+        for (name, shape) in config.tensors().into_iter().filter(|(name, _)| is_wanted(name)) {
             if format.is_some() && storage.quantizes(&name, &shape) {
                 match weights.weight(&[&name])? {
                     Matrix::Quantized(matrix) => parameters.add_quantized(name, matrix),

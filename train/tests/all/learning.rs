@@ -4,7 +4,7 @@ use crate::common::extent;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Tensor, ops};
 use pascaline_train::finetune::{End, Event, FineTune, Plan};
-use pascaline_train::lora::LoraOptions;
+use pascaline_train::lora::{LoraOptions, is_of_vision};
 use pascaline_train::model::Frozen;
 use pascaline_train::optimizer::{Decay, Method, Schedule};
 use pascaline_train::reference::{self, Limits};
@@ -212,6 +212,27 @@ fn a_text_model_is_fine_tuned() {
     let loss = trained.loss(&mut Tape::silent(), &examples[..1], 1.0).unwrap().sum().unwrap();
     let sum = merged_loss(&model, dir.path(), &examples[0]);
     assert!((sum - loss).abs() < 1e-4, "{sum} merged, {loss} trained");
+}
+
+/// A text's loss is the same without the vision tower; a picture's is an error.
+#[test]
+fn texts_need_no_vision_tower() {
+    let runs = reference::load(&fixture("qwen3-vl-train/tiny")).unwrap();
+    let [text, image] = ["text", "one_image"]
+        .map(|name| runs.iter().find(|run| run.name == name).unwrap().example().unwrap());
+    let loss = |model: &Model, example: &Example| {
+        model.loss(&mut Tape::silent(), std::slice::from_ref(example), 1.0)?.sum()
+    };
+    let whole = Model::load(&tiny(), &Device::Cpu).unwrap();
+    for storage in [Frozen::Float(DType::F32), Frozen::Quantized(Format::Q8_0)] {
+        let alone = Model::load_text(&tiny(), storage, &Device::Cpu).unwrap();
+        assert!(alone.parameters.iter().all(|parameter| !is_of_vision(parameter.name())));
+        if storage == Frozen::Float(DType::F32) {
+            assert_eq!(loss(&alone, &text).unwrap(), loss(&whole, &text).unwrap());
+        }
+        let error = loss(&alone, &image).unwrap_err().to_string();
+        assert!(error.contains("visual."), "{error}");
+    }
 }
 
 /// Adapters over quantised weights: the gradients are those of the same weights in f32, and steps lower the loss.
