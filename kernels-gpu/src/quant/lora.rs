@@ -7,8 +7,9 @@
 //! only before they write.
 //!
 //! An element is published in a word that is zero before: zero says that it is not there yet, and a sum of 0 is published as −0. So
-//! a word is its own flag, and no fence is needed. A warp that has waited long computes what is missing itself, in the same order:
-//! the launch ends in whatever order its blocks begin. The last block to finish zeroes the words for the next launch.
+//! a word is its own flag, and no fence is needed. Each block reads a word once, by one thread: read by each warp they are a queue
+//! in the L2. A warp that has waited long computes what is missing itself, in the same order: the launch ends in whatever order its
+//! blocks begin. The last block to have read the words zeroes them for the next launch.
 //!
 //! | kernel         | x·aᵀ                                     | x·wᵀ             |
 //! |----------------|------------------------------------------|------------------|
@@ -24,7 +25,7 @@ use super::weights::{Matrix, Weights};
 use crate::activate::IDENTITY;
 use crate::device::math::{fma, rsqrt};
 use crate::device::unroll::unroll;
-use crate::device::{Element, opaque, prefetch, shared};
+use crate::device::{Element, Shared, opaque, prefetch, read_thread_idx_x, shared};
 use core::ptr::null;
 use core::sync::atomic::{AtomicU32, Ordering};
 use cuda_std::prelude::*;
@@ -38,7 +39,7 @@ const PARTS: u32 = 4;
 const ROWS: u32 = WARPS1 / PARTS;
 /// Reads of a word before a warp computes the element itself, each of at least half a microsecond.
 const PATIENCE: u32 = 4096;
-/// The largest rank.
+/// The largest rank: a block has a thread for each.
 pub const MAX_RANK: u32 = 512;
 
 /// The parameters: y = act(x·wᵀ + (x·aᵀ)·bᵀ + bias) + residual; or silu(gate)·up + residual, where the sum is n gates, then n ups.
@@ -59,7 +60,7 @@ pub struct Lora {
     pub a: *const f32,
     /// [n, rank], of gates and ups [2 · n, rank]
     pub b: *const f32,
-    /// [1 + rank], zeros when the launch begins and when it ends: blocks that have finished, and x·aᵀ. Used by nothing else meanwhile.
+    /// [1 + rank], zeros when the launch begins and when it ends: blocks that have read x·aᵀ or computed it, and x·aᵀ. Used by nothing else meanwhile.
     pub words: *mut u32,
     /// [n] or null; null for gates and ups
     pub bias: *const f32,
@@ -95,6 +96,8 @@ struct LowRank<const NORM: bool> {
     b: *const f32,
     /// [rank]
     low: *mut u32,
+    /// [`MAX_RANK`] elements, for those of `low` that a block has read.
+    elements: Shared<f32>,
     cols: u32,
     rank: u32,
     helpers: u32,
@@ -244,31 +247,6 @@ impl<const NORM: bool> LowRank<NORM> {
         }
         if exists { f32::from_bits(word) } else { 0.0 }
     }
-
-    /// Zeroes the words if this block is the last to finish. No fence is needed: each block has seen all elements that it reads, and so
-    /// the helpers' stores are done before the last block's.
-    ///
-    /// # Safety
-    /// All threads of the block call it together, after the block's last access of the words.
-    unsafe fn finish(self) {
-        sync_threads();
-        if thread::thread_idx_x() != 0 {
-            return;
-        }
-        // SAFETY: all threads have been here, and the word before the elements counts the blocks: the parameters' contract. After the
-        // last block nobody reads the elements. All accesses are atomic.
-        unsafe {
-            let finished = AtomicU32::from_ptr(self.low.sub(1));
-            if finished.fetch_add(1, Ordering::Relaxed) == thread::grid_dim_x() - 1 {
-                finished.store(0, Ordering::Relaxed);
-                let mut row = 0;
-                while row < self.rank {
-                    AtomicU32::from_ptr(self.low.add(row as usize)).store(0, Ordering::Relaxed);
-                    row += 1;
-                }
-            }
-        }
-    }
 }
 
 impl<const NORM: bool> Beside for LowRank<NORM> {
@@ -291,25 +269,62 @@ impl<const NORM: bool> Beside for LowRank<NORM> {
     }
 
     #[inline(always)]
-    unsafe fn sums(self, rows: [u32; ROWS1 as usize]) -> [f32; ROWS1 as usize] {
+    unsafe fn sums(self, rows: [u32; ROWS1 as usize], is_first: bool) -> [f32; ROWS1 as usize] {
         let lane = opaque(warp::lane_id());
+        if is_first {
+            let tid = read_thread_idx_x();
+            // SAFETY: whole warps wait, and each thread below the rank, which is at most a block's threads, sets its own element. All
+            // threads are at the barrier.
+            unsafe {
+                if tid - lane < self.rank {
+                    let element = self.wait(tid - lane, lane);
+                    self.elements.set(tid, element);
+                }
+                sync_threads();
+            }
+        }
         let mut sums = [0.0f32; ROWS1 as usize];
         let mut from = 0;
         while from < self.rank {
             let column = from + lane;
-            let mut b = [0.0; ROWS1 as usize];
-            unroll!(J < 2 => if column < self.rank {
-                // SAFETY: b has the row, as w does, and the column is below the rank.
-                b[J] = unsafe { f32::load(self.b.add(rows[J] as usize * self.rank as usize + column as usize)) };
-            });
-            // SAFETY: all lanes are here: this function's contract.
-            let low = unsafe { self.wait(from, lane) };
-            unroll!(J < 2 => sums[J] = fma(low, b[J], sums[J]));
+            if column < self.rank {
+                unroll!(J < 2 => {
+                    // SAFETY: b has the row, as w does, the column is below the rank, and the block has its element since the first call.
+                    sums[J] = unsafe {
+                        let b = f32::load(self.b.add(rows[J] as usize * self.rank as usize + column as usize));
+                        fma(self.elements.get(column), b, sums[J])
+                    };
+                });
+            }
             from += 32;
         }
         // SAFETY: all lanes are here: this function's contract.
         unroll!(J < 2 => sums[J] = unsafe { Sum.over::<32>(sums[J]) });
         sums
+    }
+
+    #[inline(always)]
+    unsafe fn arrive(self) -> u32 {
+        if thread::thread_idx_x() != 0 {
+            return 0;
+        }
+        // SAFETY: the word before the elements counts the blocks: the parameters' contract. All accesses are atomic.
+        unsafe { AtomicU32::from_ptr(self.low.sub(1)).fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Zeroes the words if this block was the last to arrive. No fence is needed: each block has seen all elements, and so the helpers'
+    /// stores are done before the last block's.
+    #[inline(always)]
+    unsafe fn finish(self, arrived: u32) {
+        if thread::thread_idx_x() != 0 || arrived != thread::grid_dim_x() - 1 {
+            return;
+        }
+        let mut word = 0;
+        while word <= self.rank {
+            // SAFETY: after the last block has arrived nobody reads the words: the parameters' contract. All accesses are atomic.
+            unsafe { AtomicU32::from_ptr(self.low.sub(1).add(word as usize)).store(0, Ordering::Relaxed) };
+            word += 1;
+        }
     }
 }
 
@@ -322,9 +337,13 @@ unsafe fn lora<W: Weights, const U: usize, const X: usize, const NORM: bool, con
     let Lora { x, norm, eps, a, b, cols, rank, helpers, .. } = p;
     // SAFETY: this function's contract. All threads of a block take the same branch.
     unsafe {
-        let change = LowRank::<NORM> { x, norm, eps, a, b, low: p.words.add(1), cols, rank, helpers };
+        let elements = shared::declare::<f32, { MAX_RANK as usize }>();
+        let change =
+            LowRank::<NORM> { x, norm, eps, a, b, low: p.words.add(1), elements, cols, rank, helpers };
         if thread::block_idx_x() < helpers {
             change.help();
+            sync_threads();
+            change.finish(change.arrive());
         } else {
             let (bias, activation) = if GATED { (null(), IDENTITY) } else { (p.bias, p.activation) };
             let epilogue = Epilogue { y: p.y, bias, residual: p.residual, n: p.n, activation };
@@ -332,7 +351,6 @@ unsafe fn lora<W: Weights, const U: usize, const X: usize, const NORM: bool, con
             let x = if NORM { Row1::normed(x, cols, norm, eps) } else { Row1::new(x, 0, cols) };
             vector1::<W, _, U, X, false, NORM, GATED>(epilogue, x, w, 0, change, Declared);
         }
-        change.finish();
     }
 }
 
@@ -357,7 +375,7 @@ macro_rules! loras {
                 /// [`Lora`] constrains the pointers, which are valid on the launching stream; n, k > 0.
                 #[kernel(
                     name = concat!("quant_lora_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1 + 4 * WARPS1, shuffles = SHUFFLES
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1 + 4 * (MAX_RANK + WARPS1), shuffles = SHUFFLES
                 )]
                 pub unsafe fn plain(p: Lora) {
                     // SAFETY: this kernel's contract is the body's.
@@ -370,7 +388,7 @@ macro_rules! loras {
                 /// As [`plain`].
                 #[kernel(
                     name = concat!("quant_lora_normed_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM + 8 * WARPS1, shuffles = SHUFFLES_NORM
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM + 4 * (MAX_RANK + 2 * WARPS1), shuffles = SHUFFLES_NORM
                 )]
                 pub unsafe fn normed(p: Lora) {
                     // SAFETY: this kernel's contract is the body's.
@@ -383,7 +401,7 @@ macro_rules! loras {
                 /// As [`plain`].
                 #[kernel(
                     name = concat!("quant_lora_gated_", $name),
-                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM + 8 * WARPS1, shuffles = SHUFFLES_NORM
+                    block = THREADS1, min_blocks = 2, shared_bytes = SHARED1_NORM + 4 * (MAX_RANK + 2 * WARPS1), shuffles = SHUFFLES_NORM
                 )]
                 pub unsafe fn gated(p: Lora) {
                     // SAFETY: this kernel's contract is the body's.

@@ -90,8 +90,20 @@ pub(in crate::quant) trait Beside: Copy {
     /// What is added to the products with these rows of w.
     ///
     /// # Safety
-    /// All lanes of the warp call it together; w has the rows.
-    unsafe fn sums(self, rows: [u32; ROWS1 as usize]) -> [f32; ROWS1 as usize];
+    /// All threads of the block call it together, with `is_first` at its first call and not later; w has the rows.
+    unsafe fn sums(self, rows: [u32; ROWS1 as usize], is_first: bool) -> [f32; ROWS1 as usize];
+
+    /// The block has called [`sums`](Self::sums); gives what [`finish`](Self::finish) takes.
+    ///
+    /// # Safety
+    /// All threads of the block call it once, after `sums`.
+    unsafe fn arrive(self) -> u32;
+
+    /// Ends what [`arrive`](Self::arrive) has begun: its result, or 0.
+    ///
+    /// # Safety
+    /// After `arrive`.
+    unsafe fn finish(self, arrived: u32);
 }
 
 /// Nothing is added.
@@ -110,9 +122,17 @@ impl Beside for Nothing {
     fn prefetch(self, _: [u32; ROWS1 as usize]) {}
 
     #[inline(always)]
-    unsafe fn sums(self, _: [u32; ROWS1 as usize]) -> [f32; ROWS1 as usize] {
+    unsafe fn sums(self, _: [u32; ROWS1 as usize], _: bool) -> [f32; ROWS1 as usize] {
         [0.0; ROWS1 as usize]
     }
+
+    #[inline(always)]
+    unsafe fn arrive(self) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    unsafe fn finish(self, _: u32) {}
 }
 
 /// The row of x: `cols` values from value `first` on.
@@ -224,6 +244,8 @@ pub(in crate::quant) unsafe fn vector1<
                     let mut normed = Norm { weight: null(), factor: 1.0 };
                     if NORM && !norm.is_null() {
                         let sums = shared::declare::<f32, { RUNS as usize }>();
+                        // registers do not suffice to keep it as a float
+                        let cols = if B::ANY { opaque(cols) } else { cols };
                         normed = Norm { weight: norm, factor: tile.norm_factor::<X>(cols, early, sums, eps) };
                     }
                     tile.quantize::<W, X, PARTS>(begin(1, first_of_x), row, count, early, normed);
@@ -253,9 +275,13 @@ pub(in crate::quant) unsafe fn vector1<
             let tid = read_thread_idx_x();
             base = bases.get(tid);
             let first = base + tid / 32 * columns;
-            let mut added = [0.0; R];
+            let (mut added, mut arrived) = ([0.0; R], 0);
             if B::ANY {
-                added = beside.sums([of_w(first, 0), of_w(first, 1)]);
+                let is_first = base == (thread::block_idx_x() - helpers) * WARPS1 * columns;
+                added = beside.sums([of_w(first, 0), of_w(first, 1)], is_first);
+                if is_first {
+                    arrived = beside.arrive();
+                }
             }
             let product = |j: usize, row: u32| {
                 let product = sums[j] * W::row_scale(w, begin(0, from_row) + row);
@@ -272,6 +298,9 @@ pub(in crate::quant) unsafe fn vector1<
                     let row_of_y = if PARTS { opaque(thread::block_idx_y()) } else { 0 };
                     epilogue.write(row_of_y, column, own);
                 }
+            }
+            if B::ANY {
+                beside.finish(arrived); // the wait for its atomic passed while the block wrote
             }
         }
         base += (thread::grid_dim_x() - helpers) * WARPS1 * columns;
