@@ -499,8 +499,12 @@ fn add_parts<A, B, C: DeviceElement>(
     let &Fused { alpha, beta, bias, residual, .. } = fused;
     let (c, addend) = (to.pointer, residual.unwrap_or(to.pointer));
     let (ldc, stride_c) = (to.strides.row as u32, to.batch as u32);
-    let parameters = Reduce { c, partial, m, n, ldc, stride_c, splits, alpha, beta, bias, addend };
-    let blocks = (m as usize * n as usize).div_ceil(reduce::THREADS as usize) as u32;
+    let vector = reduce::VECTOR as usize;
+    let lines = Operand { pointer: addend, ..to.as_const() };
+    let is_aligned = [to.as_const(), lines].iter().all(|x| x.is_aligned(x.strides.row, vector));
+    let elements = if is_aligned && (n as usize).is_multiple_of(vector) { reduce::VECTOR } else { 1 };
+    let parameters = Reduce { c, partial, m, n, ldc, stride_c, splits, alpha, beta, bias, addend, elements };
+    let blocks = (m as usize * n as usize).div_ceil((reduce::THREADS * elements) as usize) as u32;
     // SAFETY: `ops::matmul_into` has checked types, shapes, streams and spans, and `ops::linear_into` the bias and the residual.
     // The previous launch on the same stream has written the partial sums; with no splits none are read.
     unsafe { device.launch(spec, [blocks, 1, batch], &parameters) }
