@@ -6,7 +6,7 @@ use crate::model::{Example, Model};
 use crate::optimizer::{Optimizer, Step};
 use crate::state::StateFolder;
 use crate::tape::Tape;
-use pascaline::ops::CROSS_ENTROPY_BYTES;
+use pascaline::ops::{ATTENTION_BACKWARD_BYTES, CROSS_ENTROPY_BYTES};
 use pascaline::{Result, Tensor};
 use qwen3_vl::config::{Config, VisionConfig};
 use qwen3_vl::safetensors::SafeTensors;
@@ -261,8 +261,8 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
 /// An upper bound of the bytes that a fine-tune takes on its device, estimated from sizes before anything is loaded.
 ///
 /// It counts `weights` bytes of weights, two gradients of the trained parameters (before and after one is added), `moments` bytes, what the
-/// tape keeps of the longest pass, the largest matrix in f32, and the logits of a chunk of rows. `vision`: whether any of the vision tower
-/// is trained; if not, the tape keeps nothing of it.
+/// tape keeps of the longest pass, the largest matrix in f32, and the logits of a chunk of rows or, if they are more, attention's scores.
+/// `vision`: whether any of the vision tower is trained; if not, the tape keeps nothing of it.
 pub fn memory(
     config: &Config,
     weights: usize,
@@ -288,10 +288,16 @@ pub fn memory(
     };
     let tape = tokens * kept(text.num_hidden_layers, text_row, 2 * text.hidden_size)
         + if vision { patches * kept(tower(|tower| tower.depth), vision_row, 2 * width) } else { 0 };
+    // the scores of attention's gradients, which are all of a chunk where they are few, and dk and dv of parts of its queries
+    let rows = if vision { tokens.max(patches) } else { tokens }.next_multiple_of(64);
+    let scores = ATTENTION_BACKWARD_BYTES.min(F32 * text.num_attention_heads * rows * rows);
+    let attention =
+        scores + F32 * tokens * (8 * text.num_key_value_heads + 2 * text.num_attention_heads) * text.head_dim;
     // a layer's gradients are needed in addition to what is kept
     let gradients = tokens * text_row + patches * vision_row;
     let matrix = text.hidden_size * text.intermediate_size.max(text.num_attention_heads * text.head_dim);
-    weights + moments + F32 * (2 * trained + tape + gradients + matrix) + logits
+    // the cross-entropy comes before attention's gradients
+    weights + moments + F32 * (2 * trained + tape + gradients + matrix) + logits.max(attention)
 }
 
 #[cfg(test)]

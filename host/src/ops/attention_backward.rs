@@ -3,13 +3,14 @@
 use super::attention;
 use super::check::Check;
 use crate::problem::attention::Attention;
+pub use crate::problem::attention_backward::ATTENTION_BACKWARD_BYTES;
 use crate::problem::attention_backward::Problem;
 use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("attention_backward");
 
-/// The gradients of [`attention`](super::attention()) with respect to q, k and v, without a score matrix in memory: scores
-/// are recomputed from q and k, tile by tile (Dao 2023, FlashAttention-2, algorithm 2).
+/// The gradients of [`attention`](super::attention()) with respect to q, k and v. Scores are recomputed from q and k, tile by tile (Dao 2023,
+/// FlashAttention-2, algorithm 2); a GPU has those of so many heads and queries at a time that they take [`ATTENTION_BACKWARD_BYTES`].
 ///
 /// `dout`: the gradient with respect to the result, and `out`: the result, both of `q`'s shape. `q`, `k`, `v` and `options`
 /// are those of the call of `attention`. All are of one type, f32 or f16, with sums in f32. Query heads that share a kv head

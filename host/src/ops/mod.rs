@@ -86,7 +86,7 @@ mod training {
     pub use crate::problem::optimizer::{AdamW, AdamWTensor, Sgd, SgdTensor};
     pub use activate_backward::{activate_backward, activate_backward_into};
     pub use adamw8bit::adamw8bit_step;
-    pub use attention_backward::{attention_backward, attention_backward_into};
+    pub use attention_backward::{ATTENTION_BACKWARD_BYTES, attention_backward, attention_backward_into};
     pub use column_sum::{column_sum, column_sum_into};
     pub use cross_entropy::{
         CROSS_ENTROPY_BYTES, IGNORED, LinearCrossEntropy, cross_entropy_into, linear_cross_entropy,

@@ -3,18 +3,19 @@
 //! Source: Dao 2023, "FlashAttention-2", algorithm 2.
 //!
 //! ```text
-//! S = scale · Q Kᵀ, masked; P = exp(S − L); dP = dO Vᵀ; Δ[i] = Σ dO[i, ·] O[i, ·]; dS = scale · P (dP − Δ)     (both, tile by tile)
-//! dQ = dS K, L[i] = log Σ_j exp(S[i, j])   a block: 64 queries of a query head, the keys that they see or a part of them   (q)
-//! dQ, L: merged from parts                 a block: 8 queries of a query head                                     (merge)
-//! dK = dSᵀ Q, dV = Pᵀ dO                   a block: 64 keys of a kv head, queries that see them                  (kv)
-//! dK, dV: sums of parts                    a block: 1024 elements of a kv head                                   (sum)
+//! S = scale · Q Kᵀ, masked; P = exp(S − L); dP = dO Vᵀ; Δ[i] = Σ dO[i, ·] O[i, ·]; dS = scale · P (dP − Δ)
+//! S, L[i] = log Σ_j exp(S[i, j]), Δ        a block: 64 queries of a query head, the keys that they see or a part of them   (scores)
+//! L: merged from parts                     a thread: a query of a query head                                      (merge)
+//! dK = dSᵀ Q, dV = Pᵀ dO; dS               a block: 64 keys of a kv head, queries that see them                   (kv)
+//! dQ = dS K                                a block: 64 queries of a query head, the keys that they see or a part of them   (q)
+//! sums of parts                            a block: 1024 elements of a head                                       (sum)
 //! ```
 //!
 //! How the code departs from it:
-//! 1. Two kernels compute S and dP, one for dQ and one for dK and dV. Otherwise dQ would be added up by atomics, whose order is not
-//!    fixed. The result is the same each time.
-//! 2. L is computed anew, so that the forward kernels need not store it. dQ is linear in P, so its kernel keeps a running maximum and
-//!    sum as the forward kernel does, rescales dQ, and leaves L and Δ to the kernel of dK and dV.
+//! 1. dQ is not added up by atomics, whose order is not fixed: the kernel of keys leaves dS in memory, where S was, and another one
+//!    multiplies it by K. The result is the same each time, and five products are computed. The host takes so few heads and queries at a
+//!    time that the scores do not need much memory; where these are not all queries, dK and dV are added to those before.
+//! 2. L is computed anew, with the scores, so that the forward kernels need not store it.
 //! 3. Exponents are base 2.
 //! 4. A block owns 64 rows (queries, or keys) and visits tiles of 64 columns (keys, or queries). A thread owns rows 8·ty + (0..8) and
 //!    columns 4·tx + (0..4) of a tile, and columns 4·tx + 64g + (0..4) of the gradients.
@@ -23,15 +24,18 @@
 //! 6. Transposed chunks and tiles are swizzled (XOR with the column's number), so that neither reads nor writes have bank conflicts.
 //! 7. Where there are few keys, a block of dK and dV handles a part of the queries of one query head, so that blocks fill the device,
 //!    and the parts are added afterwards. Otherwise it handles all query heads of a group, one after the other. Where there are few
-//!    queries, a block of dQ handles a part of the keys.
+//!    queries, a block of scores or of dQ handles a part of the keys.
 //! 8. Blocks with most tiles come first.
 //! 9. Rows past the end are read from the last valid one and masked.
 //!
-//! Which tiles a block visits, and what it sees of them, is its [`Work`]: here all of them, or up to the diagonal. The kernels of
-//! [`sparse::backward`](super::sparse::backward) take them from lists.
+//! The kernels of [`sparse::backward`](super::sparse::backward) compute the scores twice: a matrix of them would not be sparse. Which tiles a
+//! block visits, and what it sees of them, is its [`Work`].
 
+use super::merge::base;
 use super::prefill::read_indices;
-use super::tensors::{Strides, not_zero};
+pub use super::tensors::Strides;
+use super::tensors::not_zero;
+use crate::device::element::read4;
 use crate::device::math::{exp2, fma, log2, rcp};
 use crate::device::unroll::unroll;
 use crate::device::{Element, F16, Shared, opaque};
@@ -52,13 +56,13 @@ pub(super) const TILE: u32 = ROWS * ROWS;
 /// Elements that a block of the kernel of sums adds.
 pub const SUMMED: u32 = 4 * SUM_THREADS;
 const SUM_THREADS: u32 = 256;
-/// Queries that a block of the kernel of merges has, each by a warp.
-pub const MERGED: u32 = 8;
+/// Queries that a block of the kernel of merges has.
+pub const MERGED: u32 = 256;
 
-/// The parameters of the kernels of the gradients. Strides are multiples of eight elements, as are first elements.
+/// The parameters of the kernels of dense attention. Strides are multiples of eight elements, as are first elements.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Backward<T> {
+pub struct Dense<T> {
     /// [b, num_q_heads, q_len, head_dim], written by the kernel of queries
     pub dq: *mut T,
     /// [b, num_kv_heads, kv_len, head_dim], written by the kernel of keys
@@ -73,13 +77,20 @@ pub struct Backward<T> {
     pub k: *const T,
     /// As k
     pub v: *const T,
-    /// As dout; read by the kernel of queries
+    /// As dout; read by the kernel of scores
     pub out: *const T,
-    /// L in base 2, and Δ: [2, b · num_q_heads, q_len rounded up to ROWS], written by the kernel of queries
+    /// scale · log2 e · Q Kᵀ, −∞ where a query does not see a key, then dS: [b · num_q_heads, kv_len, q_len], the lengths rounded up to
+    /// ROWS. Only what the visited tiles have is written and read.
+    pub scores: *mut f32,
+    /// L in base 2, and Δ: [2, b · num_q_heads, q_len rounded up to ROWS], written by the kernel of scores
     pub stats: *mut f32,
-    /// Parts of dk and dv: [2, parts · splits, b · num_kv_heads, kv_len, head_dim], if there is more than one. For the kernel of queries
-    /// those of dq: [parts, b · num_q_heads, q_len rounded up to ROWS, [`record`]].
-    pub partial: *mut f32,
+    /// For the kernel of scores, if the keys are in parts: the largest exponent of a query and the sum, [parts, 2, b · num_q_heads,
+    /// q_len rounded up to ROWS].
+    pub part_stats: *mut f32,
+    /// Parts of dk and dv, or null if there is only one: [2, parts · splits, b · num_kv_heads, part_rows, head_dim].
+    pub kv_parts: *mut f32,
+    /// Parts of dq, if there is more than one: [parts, b · num_q_heads, q_len, head_dim].
+    pub q_parts: *mut f32,
     pub dq_strides: Strides,
     pub dk_strides: Strides,
     pub dv_strides: Strides,
@@ -95,64 +106,52 @@ pub struct Backward<T> {
     pub splits: u32,
     /// Queries of a part, for dk and dv: a multiple of ROWS.
     pub part_len: u32,
+    /// Keys of a part of dk and dv in memory: at least kv_len.
+    pub part_rows: u32,
     pub q_len: u32,
     pub kv_len: u32,
     pub head_dim: u32,
     pub scale: f32,
-    /// scale · log2 e
-    pub scale_log2: f32,
-    /// Of plain attention.
     pub causal: u32,
-    /// Of listed tiles: see [`sparse::backward`](super::sparse::backward).
-    pub starts: *const u32,
-    pub tiles: *const u32,
-    pub patterns: *const u32,
-    pub sharing: u32,
+    /// Whether dk and dv are added to what `kv_parts` has.
+    pub adds: u32,
 }
 
 /// The kernels of one element type.
 #[derive(Clone, Copy)]
 pub struct Kernels<T> {
-    /// For head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / ROWS), parts]
-    pub q: [KernelSpec<Backward<T>>; 2],
-    /// For parts of dq: grid = [b · num_q_heads, ceil(q_len / MERGED)]
-    pub merge: KernelSpec<Merge<T>>,
+    /// grid = [b · num_q_heads, ceil(q_len / ROWS), parts]
+    pub scores: KernelSpec<Dense<T>>,
+    /// For parts of the scores: grid = [ceil(b · num_q_heads · q_len rounded up to ROWS / MERGED)]
+    pub merge: KernelSpec<Merge>,
     /// For head_dim ≤ 64 and ≤ 128: grid = [b · num_kv_heads · splits, ceil(kv_len / ROWS), parts]
-    pub kv: [KernelSpec<Backward<T>>; 2],
-    /// grid = [b · num_kv_heads, ceil(kv_len · head_dim / SUMMED), 2]
+    pub kv: [KernelSpec<Dense<T>>; 2],
+    /// For head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / ROWS), parts]
+    pub q: [KernelSpec<Dense<T>>; 2],
+    /// grid = [heads, ceil(len · head_dim / SUMMED), 2], or 1 along z for dq
     pub sum: KernelSpec<Sums<T>>,
 }
 
-/// Elements of a query's record in a part of dq, of a kernel for so many columns: they, not divided by the sum of the weights, the largest
-/// exponent, and the sum.
-pub const fn record(columns: u32) -> u32 {
-    columns + 4
-}
-
-/// The parameters of the kernel that merges the parts of dq.
+/// The parameters of the kernel that merges the parts of L.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
-pub struct Merge<T> {
-    /// As [`Backward`]'s
-    pub dq: *mut T,
-    pub partial: *const f32,
+pub struct Merge {
+    /// [parts, 2, count], as [`Dense`]'s
+    pub part_stats: *const f32,
+    /// [count], disjoint from the parts
     pub stats: *mut f32,
-    pub dq_strides: Strides,
     pub parts: u32,
-    pub num_q_heads: u32,
-    pub q_len: u32,
-    pub head_dim: u32,
-    /// Of the kernel that has written the parts: 64 or 128.
-    pub columns: u32,
+    pub count: u32,
 }
 
-/// The parameters of the kernel that adds the parts of dk and dv.
+/// The parameters of the kernel that adds the parts of dk and dv, or of dq, which then takes dk's place.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Sums<T> {
-    /// As [`Backward`]'s
+    /// [b, num_kv_heads, kv_len, head_dim]
     pub dk: *mut T,
     pub dv: *mut T,
+    /// [2, parts, b · num_kv_heads, kv_len, head_dim]
     pub partial: *const f32,
     pub dk_strides: Strides,
     pub dv_strides: Strides,
@@ -164,7 +163,7 @@ pub struct Sums<T> {
 
 /// The rows of one head.
 #[derive(Clone, Copy)]
-struct Head<T> {
+pub(super) struct Head<T> {
     x: *const T,
     /// The head's first element.
     at: u32,
@@ -175,6 +174,11 @@ struct Head<T> {
 
 #[inlined]
 impl<T: Element> Head<T> {
+    /// Head `head` of batch `batch` of [b, heads, len, head_dim].
+    pub fn new(x: *const T, strides: Strides, [batch, head]: [u32; 2], len: u32, head_dim: u32) -> Self {
+        Self { x, at: strides.offset(batch, head), row: strides.row, last: len.max(1) - 1, head_dim }
+    }
+
     /// Columns c to c + 3 of row `row` or, past the end, of the last one, as they lie in memory; zeros past the last column.
     ///
     /// # Safety
@@ -192,7 +196,7 @@ impl<T: Element> Head<T> {
     ///
     /// # Safety
     /// As [`load4_words`](Self::load4_words).
-    unsafe fn load4(&self, row: u32, c: u32) -> [f32; 4] {
+    pub unsafe fn load4(&self, row: u32, c: u32) -> [f32; 4] {
         // SAFETY: this function's contract.
         T::from_words(unsafe { self.load4_words(row, c) })
     }
@@ -210,9 +214,6 @@ pub(super) struct Place {
 pub(super) trait Work: Copy {
     /// From one tile's number to the next one's.
     const STEP: u32;
-    /// Whether a block of queries may have a part of the tiles, of as many parts as the grid along z.
-    const IN_PARTS: bool;
-
     /// The part of a tile that a thread sees.
     type Seen: Copy;
 
@@ -242,7 +243,7 @@ pub(super) trait Work: Copy {
 impl Place {
     /// Reads the thread's index anew, so that a place need not stay in registers from one product to the next.
     #[inline(always)]
-    fn new() -> Self {
+    pub fn new() -> Self {
         let tid = read_indices()[0];
         Self { tx: tid % 16, row: tid / 16 * 8 }
     }
@@ -253,7 +254,7 @@ type Staged = [[u32; 4]; 4];
 
 /// Operands that a product takes in chunks. The thread's index is read anew each time, so that what follows from it needs no registers
 /// during the products.
-trait Operands: Copy {
+pub(super) trait Operands: Copy {
     /// This thread's vectors of chunk `i`.
     ///
     /// # Safety
@@ -271,10 +272,10 @@ trait Operands: Copy {
 /// chunks. Those of columns from the eighth on have rows exchanged eight by eight, so that the threads that write at a time meet in
 /// no bank.
 #[derive(Clone, Copy)]
-struct Pair<T, W> {
-    a: (Head<T>, u32),
-    b: (Head<T>, u32),
-    work: W,
+pub(super) struct Pair<T, W> {
+    pub a: (Head<T>, u32),
+    pub b: (Head<T>, u32),
+    pub work: W,
 }
 
 #[inlined]
@@ -309,7 +310,7 @@ impl<T: Element, W: Work> Operands for Pair<T, W> {
 
 /// The rows of a head that are the columns of a tile, in chunks of 16 rows: [G, 16, 64].
 #[derive(Clone, Copy)]
-struct Rows<T, W, const G: usize>(Head<T>, u32, W);
+pub(super) struct Rows<T, W, const G: usize>(pub Head<T>, pub u32, pub W);
 
 #[inlined]
 impl<T: Element, W: Work, const G: usize> Operands for Rows<T, W, G> {
@@ -341,15 +342,15 @@ impl<T: Element, W: Work, const G: usize> Operands for Rows<T, W, G> {
 
 /// Two buffers, of which one is read while the other is written. Before each product its first chunk is in the one that is read.
 #[derive(Clone, Copy)]
-struct Pipe {
-    buffers: Shared<f32>,
+pub(super) struct Pipe {
+    pub buffers: Shared<f32>,
     /// Where the buffer is that is read next.
-    side: u32,
+    pub side: u32,
 }
 
 #[inlined]
 impl Pipe {
-    fn read(&self) -> Shared<f32> {
+    pub fn read(&self) -> Shared<f32> {
         self.buffers.at(self.side)
     }
 
@@ -365,7 +366,7 @@ impl Pipe {
 /// # Safety
 /// All threads of the block are here; the first chunk of `pair` is written.
 #[inline(always)]
-unsafe fn products<T: Element>(
+pub(super) unsafe fn products<T: Element>(
     s: &mut [[f32; 4]; 8],
     pipe: &mut Pipe,
     pair: Pair<T, impl Work>,
@@ -403,7 +404,7 @@ unsafe fn products<T: Element>(
 /// Where a thread's first four rows of column 4·tx + j of a tile are; the other four are at this ^ 4. Fours of rows are exchanged by
 /// tx mod 8, so that the threads that write at a time meet in no bank.
 #[inline(always)]
-fn tile_at(Place { tx, row, .. }: Place, j: u32) -> u32 {
+pub(super) fn tile_at(Place { tx, row, .. }: Place, j: u32) -> u32 {
     (tx * 4 + j) * ROWS + (row ^ (tx % 8 * 4))
 }
 
@@ -412,7 +413,7 @@ fn tile_at(Place { tx, row, .. }: Place, j: u32) -> u32 {
 /// # Safety
 /// `tile` holds [`TILE`] elements, which nobody reads meanwhile.
 #[inline(always)]
-unsafe fn store_tile(tile: Shared<f32>, s: &[[f32; 4]; 8], place: Place) {
+pub(super) unsafe fn store_tile(tile: Shared<f32>, s: &[[f32; 4]; 8], place: Place) {
     unroll!(J < 4 => {
         let at = tile_at(place, J as u32);
         // SAFETY: this thread's own elements.
@@ -429,7 +430,7 @@ unsafe fn store_tile(tile: Shared<f32>, s: &[[f32; 4]; 8], place: Place) {
 /// # Safety
 /// As [`products`].
 #[inline(always)]
-unsafe fn accumulate<T: Element, const G: usize>(
+pub(super) unsafe fn accumulate<T: Element, const G: usize>(
     acc: &mut [[[f32; 4]; G]; 8],
     tile: Shared<f32>,
     pipe: &mut Pipe,
@@ -474,7 +475,7 @@ unsafe fn accumulate<T: Element, const G: usize>(
 /// # Safety
 /// `y` is valid for the rows below `len` of the head at `at`.
 #[inline(always)]
-unsafe fn write<T: Element, const G: usize>(
+pub(super) unsafe fn write<T: Element, const G: usize>(
     y: *mut T,
     at: u32,
     stride: u32,
@@ -517,7 +518,6 @@ struct Keys(Mask);
 #[inlined]
 impl Work for Keys {
     const STEP: u32 = ROWS;
-    const IN_PARTS: bool = true;
     /// The thread's first query and key.
     type Seen = (Mask, u32, u32);
 
@@ -560,7 +560,6 @@ impl Queries {
 #[inlined]
 impl Work for Queries {
     const STEP: u32 = ROWS;
-    const IN_PARTS: bool = false;
     /// The thread's first query and key.
     type Seen = (Mask, u32, u32);
 
@@ -581,12 +580,38 @@ impl Work for Queries {
     }
 }
 
-/// The heads of a block, and where L and Δ are.
+/// Δ of a thread's rows: the 16 lanes of half a warp have a row's columns.
+///
+/// # Safety
+/// All lanes are here; the heads have a row.
+#[inline(always)]
+pub(super) unsafe fn deltas<T: Element>(dout: Head<T>, out: Head<T>, first: u32) -> [f32; 8] {
+    let place = Place::new();
+    let mut delta = [0.0f32; 8];
+    unroll!(I < 8 => {
+        let (r, c) = (first + place.row + I as u32, place.tx * 4);
+        // SAFETY: this function's contract.
+        unsafe {
+            let (x, y) = ([out.load4(r, c), out.load4(r, c + 64)], [dout.load4(r, c), dout.load4(r, c + 64)]);
+            unroll!(HALF < 2 => { unroll!(E < 4 => { delta[I] += x[HALF][E] * y[HALF][E]; }); });
+            delta[I] = Sum.over::<16>(delta[I]);
+        }
+    });
+    delta
+}
+
+/// L of a query and what its sums are multiplied by, from the largest exponent and the sum of the weights.
+#[inline(always)]
+pub(super) fn weights_of(max: f32, sum: f32) -> [f32; 2] {
+    // of a row that sees nothing every weight is exp(−∞)
+    if sum > 0.0 { [max + log2(sum), rcp(sum)] } else { [f32::INFINITY, 0.0] }
+}
+
+/// The heads of a block, and where their scores and stats are.
 #[inlined]
-impl<T: Element> Backward<T> {
-    fn head(&self, x: *const T, strides: Strides, batch: u32, head: u32, len: u32) -> Head<T> {
-        let at = strides.offset(batch, head);
-        Head { x, at, row: strides.row, last: len.max(1) - 1, head_dim: self.head_dim }
+impl<T: Element> Dense<T> {
+    fn mask(&self) -> Mask {
+        Mask { q_len: self.q_len, kv_len: self.kv_len, causal: self.causal != 0 }
     }
 
     /// L and Δ of query `i` of a query head, counted over all `heads` of all batches.
@@ -596,213 +621,139 @@ impl<T: Element> Backward<T> {
         [at, at.wrapping_add(heads as usize * rows)]
     }
 
-    /// L and Δ of the first of a thread's four columns of a tile of queries. Read when needed, because registers are short meanwhile.
-    ///
-    /// # Safety
-    /// A tile of the block.
-    unsafe fn stats_of(
-        &self,
-        work: impl Work,
-        tile: u32,
-        [head, heads]: [u32; 2],
-        place: Place,
-    ) -> [*mut f32; 2] {
-        // SAFETY: this function's contract.
-        self.stats_at(head, heads, unsafe { work.column(tile, [place.tx * 4, 0, 0]) })
-    }
-
-    fn mask(&self) -> Mask {
-        Mask { q_len: self.q_len, kv_len: self.kv_len, causal: self.causal != 0 }
+    /// The score of key `j` and query `i`, and the distance of keys.
+    fn scores_at(&self, head: u32, j: u32, i: u32) -> (*mut f32, u32) {
+        let (rows, keys) = (self.q_len.next_multiple_of(ROWS), self.kv_len.next_multiple_of(ROWS));
+        (self.scores.wrapping_add(((head * keys + j) * rows + i) as usize), rows)
     }
 }
 
-/// # Safety
-/// As the kernels below; `buffers` holds two times [`BUFFER`] elements, `tile_of_s` [`TILE`]. `work` has the block's tiles of keys.
+/// The tiles of a block of queries and this part of them, of as many parts as the grid along z.
 #[inline(always)]
-pub(super) unsafe fn of_queries<T: Element, W: Work, const G: usize>(
-    p: Backward<T>,
-    work: W,
-    buffers: Shared<f32>,
-    tile_of_s: Shared<f32>,
-) {
+fn part_of([begin, end]: [u32; 2]) -> [u32; 2] {
+    let (part, parts, tiles) =
+        (thread::block_idx_z(), thread::grid_dim_z().max(1), (end - begin).div_ceil(ROWS));
+    [part, part + 1].map(|part| opaque(begin + tiles * part / parts * ROWS))
+}
+
+/// # Safety
+/// As the kernels below; `buffers` holds two times [`BUFFER`] elements.
+#[inline(always)]
+unsafe fn scores<T: Element>(p: Dense<T>, buffers: Shared<f32>) {
     // SAFETY: heads belong to groups, and there are heads.
     unsafe {
         not_zero(p.group);
         not_zero(p.num_q_heads);
     }
-    let place = Place::new();
     // with a causal mask the last queries see most keys
     let first = (thread::grid_dim_y() - 1 - thread::block_idx_y()) * ROWS;
     let (head, heads) = (thread::block_idx_x(), thread::grid_dim_x());
     let (batch, h) = (head / p.num_q_heads, head % p.num_q_heads);
-    let q = p.head(p.q, p.q_strides, batch, h, p.q_len);
-    let dout = p.head(p.dout, p.dout_strides, batch, h, p.q_len);
-    let out = p.head(p.out, p.out_strides, batch, h, p.q_len);
-    let k = p.head(p.k, p.k_strides, batch, h / p.group, p.kv_len);
-    let v = p.head(p.v, p.v_strides, batch, h / p.group, p.kv_len);
-
-    // the 16 lanes of half a warp have a row's columns
-    let (mut max, mut sum, mut delta) = ([f32::NEG_INFINITY; 8], [0.0f32; 8], [0.0f32; 8]);
-    unroll!(I < 8 => {
-        let (r, c) = (first + place.row + I as u32, place.tx * 4);
-        // SAFETY: a block has a query; all lanes are here.
-        unsafe {
-            let (x, y) = ([out.load4(r, c), out.load4(r, c + 64)], [dout.load4(r, c), dout.load4(r, c + 64)]);
-            unroll!(HALF < 2 => { unroll!(E < 4 => { delta[I] += x[HALF][E] * y[HALF][E]; }); });
-            delta[I] = Sum.over::<16>(delta[I]);
-        }
-    });
-
+    let q = Head::new(p.q, p.q_strides, [batch, h], p.q_len, p.head_dim);
+    let k = Head::new(p.k, p.k_strides, [batch, h / p.group], p.kv_len, p.head_dim);
+    let work = Keys(p.mask());
     let scores = |tile: u32| Pair { a: (q, first), b: (k, tile), work };
     let mut pipe = Pipe { buffers, side: 0 };
-    let mut dq = [[[0.0f32; 4]; G]; 8];
+    let (mut max, mut sum) = ([f32::NEG_INFINITY; 8], [0.0f32; 8]);
     // SAFETY: the block's rows and head.
-    let [mut tile, mut end] = unsafe { work.tiles(h, first) };
-    let (part, parts) =
-        if W::IN_PARTS { (thread::block_idx_z(), thread::grid_dim_z().max(1)) } else { (0, 1) };
-    if W::IN_PARTS {
-        let (begin, tiles) = (tile, (end - tile).div_ceil(W::STEP));
-        [tile, end] = [part, part + 1].map(|part| opaque(begin + tiles * part / parts * W::STEP));
-    }
+    let [mut tile, end] = part_of(unsafe { work.tiles(h, first) });
     if tile < end {
         // SAFETY: there are a query and a key.
         unsafe { scores(tile).put(buffers, scores(tile).load(0)) };
     }
     while tile < end {
-        let (mut s, mut dp) = ([[0.0f32; 4]; 8], [[0.0f32; 4]; 8]);
-        let weights = Pair { a: (dout, first), b: (v, tile), work };
-        let keys = Rows::<T, W, G>(k, tile, work);
+        let mut s = [[0.0f32; 4]; 8];
         // SAFETY: all threads run the same loop.
-        unsafe { products(&mut s, &mut pipe, scores(tile), weights) };
+        unsafe { products(&mut s, &mut pipe, scores(tile), scores(tile + ROWS)) };
+        let place = Place::new();
         // SAFETY: a tile of the block.
-        let seen = unsafe { work.seen(Place::new(), first, tile) };
+        let seen = unsafe { work.seen(place, first, tile) };
+        let scale = p.scale * core::f32::consts::LOG2_E;
         unroll!(I < 8 => {
             let mut next = max[I];
             unroll!(J < 4 => {
-                s[I][J] = if W::sees(seen, I as u32, J as u32) { s[I][J] * p.scale_log2 } else { f32::NEG_INFINITY };
+                s[I][J] = if Keys::sees(seen, I as u32, J as u32) { s[I][J] * scale } else { f32::NEG_INFINITY };
                 next = next.max(s[I][J]);
             });
             // SAFETY: all lanes are here.
             next = unsafe { Max.over::<16>(next) };
-            let base = if next == f32::NEG_INFINITY { 0.0 } else { next };
-            let rescale = exp2(max[I] - base);
+            let base = base(next);
+            sum[I] *= exp2(max[I] - base);
             max[I] = next;
-            sum[I] *= rescale;
-            unroll!(J < 4 => {
-                s[I][J] = exp2(s[I][J] - base);
-                sum[I] += s[I][J];
-            });
-            unroll!(H < 2 => if H < G { unroll!(E < 4 => { dq[I][H][E] *= rescale; }); });
+            unroll!(J < 4 => sum[I] += exp2(s[I][J] - base));
         });
-        // SAFETY: all threads run the same loop. Since the tile was read last, all threads were at barriers.
-        unsafe {
-            products(&mut dp, &mut pipe, weights, keys);
-            unroll!(I < 8 => { unroll!(J < 4 => { s[I][J] *= (dp[I][J] - delta[I]) * p.scale; }); });
-            store_tile(tile_of_s, &s, Place::new());
-            accumulate(&mut dq, tile_of_s, &mut pipe, keys, scores(tile + W::STEP));
-        }
-        tile += W::STEP;
+        unroll!(J < 4 => {
+            let (to, _) = p.scores_at(head, tile + place.tx * 4 + J as u32, first + place.row);
+            // SAFETY: keys and queries of a tile, also past the last ones, and this thread's own; queries begin at multiples of eight.
+            unsafe {
+                f32::store4(to, [s[0][J], s[1][J], s[2][J], s[3][J]]);
+                f32::store4(to.add(4), [s[4][J], s[5][J], s[6][J], s[7][J]]);
+            }
+        });
+        tile += ROWS;
     }
-
-    let place = Place::new();
-    let (columns, rows) = (64 * G as u32, p.q_len.next_multiple_of(ROWS));
-    // this part's record of the first query
-    let to =
-        p.partial.wrapping_add((part * heads + head) as usize * rows as usize * record(columns) as usize);
+    let (place, part, parts) = (Place::new(), thread::block_idx_z(), thread::grid_dim_z());
+    let rows = p.q_len.next_multiple_of(ROWS);
+    let count = (heads * rows) as usize;
+    let mut delta = [0.0f32; 8];
+    if part == 0 {
+        let dout = Head::new(p.dout, p.dout_strides, [batch, h], p.q_len, p.head_dim);
+        let out = Head::new(p.out, p.out_strides, [batch, h], p.q_len, p.head_dim);
+        // SAFETY: all lanes are here; a block has a query.
+        delta = unsafe { deltas(dout, out, first) };
+    }
     unroll!(I < 8 => {
-        let query = first + place.row + I as u32;
         // SAFETY: all lanes are here; stats and parts have a row for each of the block's queries, also past the last one.
         unsafe {
             let total = Sum.over::<16>(sum[I]);
-            if parts == 1 {
-                let [l, factor] = weights_of(max[I], total);
-                unroll!(H < 2 => if H < G { unroll!(E < 4 => { dq[I][H][E] *= factor; }); });
-                if place.tx == 0 {
-                    *p.stats_at(head, heads, query)[0] = l;
+            if place.tx == 0 {
+                let query = first + place.row + I as u32;
+                let [l, of_delta] = p.stats_at(head, heads, query);
+                if part == 0 {
+                    *of_delta = delta[I];
                 }
-            } else if place.tx == 0 {
-                let state = to.add((query * record(columns) + columns) as usize);
-                *state = max[I];
-                *state.add(1) = total;
-            }
-            if place.tx == 0 && part == 0 {
-                *p.stats_at(head, heads, query)[1] = delta[I];
+                if parts == 1 {
+                    *l = weights_of(max[I], total)[0];
+                } else {
+                    let own = (head * rows + query) as usize + 2 * part as usize * count;
+                    (*p.part_stats.add(own), *p.part_stats.add(own + count)) = (max[I], total);
+                }
             }
         }
     });
-    let at = p.dq_strides.offset(batch, h);
-    // SAFETY: this block's rows of dq or of its own part of it.
-    unsafe {
-        match parts {
-            1 => write(p.dq, at, p.dq_strides.row, &dq, (first, p.q_len, p.head_dim), place),
-            _ => write(to, 0, record(columns), &dq, (first, rows, columns), place),
-        }
-    }
-}
-
-/// L of a query and what its sums are divided by, from the largest exponent and the sum of the weights.
-#[inline(always)]
-fn weights_of(max: f32, sum: f32) -> [f32; 2] {
-    // of a row that sees nothing every weight is exp(−∞)
-    if sum > 0.0 { [max + log2(sum), rcp(sum)] } else { [f32::INFINITY, 0.0] }
 }
 
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn merge_parts<T: Element>(p: Merge<T>) {
-    // SAFETY: there are heads.
-    unsafe { not_zero(p.num_q_heads) };
-    let (head, heads, lane) = (thread::block_idx_x(), thread::grid_dim_x(), thread::thread_idx_x() % 32);
-    let query = thread::block_idx_y() * MERGED + thread::thread_idx_x() / 32;
-    let rows = p.q_len.next_multiple_of(ROWS);
-    if query >= rows {
-        return; // no barrier follows
+unsafe fn merge_parts(p: Merge) {
+    let i = thread::index_1d();
+    if i >= p.count {
+        return;
     }
-    // SAFETY: the query and its head are inside stats and the parts, and inside dq where it is written; columns are compared with theirs.
+    // SAFETY: the query is inside stats and the parts.
     unsafe {
-        let record = |part: u32| {
-            let row = (part * heads + head) as usize * rows as usize + query as usize;
-            p.partial.add(row * record(p.columns) as usize)
-        };
-        let mut max = f32::NEG_INFINITY;
-        let mut part = 0;
+        let at = |part: u32, state: u32| p.part_stats.add(((2 * part + state) * p.count + i) as usize);
+        let (mut max, mut sum, mut part) = (f32::NEG_INFINITY, 0.0, 0);
         while part < p.parts {
-            max = max.max(f32::load(record(part).add(p.columns as usize)));
+            max = max.max(f32::load(at(part, 0)));
             part += 1;
         }
-        let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
-        let (mut values, mut sum, column) = ([0.0; 4], 0.0, lane * 4);
         part = 0;
         while part < p.parts {
-            let state = record(part).add(p.columns as usize);
-            let weight = exp2(f32::load(state) - base);
-            sum = fma(weight, f32::load(state.add(1)), sum);
-            if column < p.columns {
-                let more = f32::load4(record(part).add(column as usize));
-                unroll!(E < 4 => { values[E] = fma(weight, more[E], values[E]); });
-            }
+            sum = fma(exp2(f32::load(at(part, 0)) - base(max)), f32::load(at(part, 1)), sum);
             part += 1;
         }
-        let [l, factor] = weights_of(max, sum);
-        if lane == 0 {
-            *p.stats.add(head as usize * rows as usize + query as usize) = l;
-        }
-        if query < p.q_len && column < p.head_dim {
-            let at = p.dq_strides.offset(head / p.num_q_heads, head % p.num_q_heads)
-                + query * p.dq_strides.row
-                + column;
-            T::store4(p.dq.add(at as usize), values.map(|value| value * factor));
-        }
+        *p.stats.add(i as usize) = weights_of(max, sum)[0];
     }
 }
 
 /// # Safety
-/// As [`of_queries`], with the block's tiles of queries.
+/// As the kernels below; `buffers` holds two times [`BUFFER`] elements, `tile_of_s` [`TILE`]. `work` has the block's tiles of queries.
 #[inline(always)]
-pub(super) unsafe fn of_keys<T: Element, W: Work, const G: usize>(
-    p: Backward<T>,
-    work: W,
+unsafe fn of_keys<T: Element, const G: usize>(
+    p: Dense<T>,
+    work: Queries,
     buffers: Shared<f32>,
     tile_of_s: Shared<f32>,
 ) {
@@ -817,8 +768,7 @@ pub(super) unsafe fn of_keys<T: Element, W: Work, const G: usize>(
     let (first, part) = (thread::block_idx_y() * ROWS, thread::block_idx_z());
     let (batch, kv) = (kv_head / num_kv_heads, kv_head % num_kv_heads);
     let kv_heads = thread::grid_dim_x() / p.splits;
-    let k = p.head(p.k, p.k_strides, batch, kv, p.kv_len);
-    let v = p.head(p.v, p.v_strides, batch, kv, p.kv_len);
+    let v = Head::new(p.v, p.v_strides, [batch, kv], p.kv_len, p.head_dim);
 
     let mut pipe = Pipe { buffers, side: 0 };
     let (mut dk, mut dv) = ([[[0.0f32; 4]; G]; 8], [[[0.0f32; 4]; G]; 8]);
@@ -826,71 +776,165 @@ pub(super) unsafe fn of_keys<T: Element, W: Work, const G: usize>(
     let mut member = 0;
     while member < members {
         let h = kv * p.group + split * members + member;
-        let q = p.head(p.q, p.q_strides, batch, h, p.q_len);
-        let dout = p.head(p.dout, p.dout_strides, batch, h, p.q_len);
-        let scores = |tile: u32| Pair { a: (k, first), b: (q, tile), work };
+        let q = Head::new(p.q, p.q_strides, [batch, h], p.q_len, p.head_dim);
+        let dout = Head::new(p.dout, p.dout_strides, [batch, h], p.q_len, p.head_dim);
+        let head = batch * p.num_q_heads + h;
+        let gradients = |tile: u32| Rows::<T, _, G>(dout, tile, work);
         // SAFETY: the block's rows, and a head of theirs.
         let [mut tile, end] = unsafe { work.tiles(h, first) };
         if tile < end {
             // SAFETY: there are a query and a key. Nobody reads this buffer: the last product read the other one.
-            unsafe { scores(tile).put(pipe.read(), scores(tile).load(0)) };
+            unsafe { gradients(tile).put(pipe.read(), gradients(tile).load(0)) };
         }
         while tile < end {
             let weights = Pair { a: (v, first), b: (dout, tile), work };
-            let (queries, gradients) = (Rows::<T, W, G>(q, tile, work), Rows::<T, W, G>(dout, tile, work));
-            let heads = [batch * p.num_q_heads + h, kv_heads * p.group];
-            let mut s = [[0.0f32; 4]; 8];
-            // SAFETY: all threads run the same loop.
-            unsafe { products(&mut s, &mut pipe, scores(tile), gradients) };
+            let queries = Rows::<T, _, G>(q, tile, work);
+            let heads = kv_heads * p.group;
             let place = Place::new();
-            // SAFETY: stats has a row for each query of the tile, also past the last one, and these start at multiples of four.
-            let l = unsafe { f32::load4(p.stats_of(work, tile, heads, place)[0]) };
-            // SAFETY: a tile of the block.
-            let seen = unsafe { work.seen(place, first, tile) };
-            unroll!(J < 4 => {
-                unroll!(I < 8 => {
-                    let sees = W::sees(seen, I as u32, J as u32);
-                    s[I][J] = if sees { exp2(s[I][J] * p.scale_log2 - l[J]) } else { 0.0 };
-                });
-            });
-            let mut dp = [[0.0f32; 4]; 8];
-            // SAFETY: all threads run the same loop. Since the tile was read last, they were at barriers.
+            // where scores and stats are is computed when it is needed: registers are short meanwhile
+            let (at, step) = p.scores_at(head, first + place.row, opaque(tile) + place.tx * 4);
+            let mut s = [[0.0f32; 4]; 8];
+            // SAFETY: the kernel of scores has written those of visited tiles, also past the last query and key; a thread reads its own
+            // before it writes them. Stats have a row for each query of the tile, and these start at multiples of four.
             unsafe {
+                unroll!(I < 8 => s[I] = read4(at.add((I as u32 * opaque(step)) as usize)));
+                let l = f32::load4(p.stats_at(head, heads, opaque(tile) + place.tx * 4)[0]);
+                unroll!(J < 4 => { unroll!(I < 8 => { s[I][J] = exp2(s[I][J] - l[J]); }); });
+            }
+            let mut dp = [[0.0f32; 4]; 8];
+            // SAFETY: all threads run the same loop. After the barrier nobody reads the tile.
+            unsafe {
+                thread::sync_threads();
                 store_tile(tile_of_s, &s, place);
-                accumulate(&mut dv, tile_of_s, &mut pipe, gradients, weights);
+                accumulate(&mut dv, tile_of_s, &mut pipe, gradients(tile), weights);
                 products(&mut dp, &mut pipe, weights, queries);
             }
             let place = Place::new();
             // SAFETY: stats has a second row for the same queries, also past the last one.
-            let delta = unsafe { f32::load4(p.stats_of(work, tile, heads, place)[1]) };
+            let delta = unsafe { f32::load4(p.stats_at(head, heads, opaque(tile) + place.tx * 4)[1]) };
             unroll!(J < 4 => {
                 let at = tile_at(place, J as u32);
                 // SAFETY: this thread's own elements of the tile.
                 let weights = unsafe { [tile_of_s.at(at).get4(0), tile_of_s.at(at ^ 4).get4(0)] };
                 unroll!(I < 8 => { dp[I][J] = weights[I / 4][I % 4] * (dp[I][J] - delta[J]) * p.scale; });
             });
-            // SAFETY: all threads run the same loop, and each has read its own elements of the tile alone since the last barrier.
+            let (at, step) = p.scores_at(head, first + place.row, opaque(tile) + place.tx * 4);
+            // SAFETY: this thread's own scores. All threads run the same loop, and each has read its own elements of the tile alone since
+            // the last barrier.
             unsafe {
+                unroll!(I < 8 => f32::store4(at.add((I as u32 * opaque(step)) as usize), dp[I]));
                 store_tile(tile_of_s, &dp, place);
-                accumulate(&mut dk, tile_of_s, &mut pipe, queries, scores(tile + W::STEP));
+                accumulate(&mut dk, tile_of_s, &mut pipe, queries, gradients(tile + ROWS));
             }
-            tile += W::STEP;
+            tile += ROWS;
         }
         member += 1;
     }
     let (rows, place) = ((first, p.kv_len, p.head_dim), Place::new());
-    let parts = thread::grid_dim_z() * p.splits;
     // SAFETY: this block's rows of the gradients, or of its own part of them.
     unsafe {
-        if parts == 1 {
+        if p.kv_parts.is_null() {
             write(p.dk, p.dk_strides.offset(batch, kv), p.dk_strides.row, &dk, rows, place);
             write(p.dv, p.dv_strides.offset(batch, kv), p.dv_strides.row, &dv, rows, place);
         } else {
-            let head = p.kv_len as usize * p.head_dim as usize;
+            let head = p.part_rows as usize * p.head_dim as usize;
             let own = (part * p.splits + split) as usize * kv_heads as usize + kv_head as usize;
-            let to = p.partial.add(own * head);
-            write(to, 0, p.head_dim, &dk, rows, place);
-            write(to.add(parts as usize * kv_heads as usize * head), 0, p.head_dim, &dv, rows, place);
+            let parts = (thread::grid_dim_z() * p.splits) as usize;
+            let to = [own, parts * kv_heads as usize + own].map(|own| p.kv_parts.add(own * head));
+            if p.adds != 0 {
+                add(to[0], p.head_dim, &mut dk, rows, place);
+                add(to[1], p.head_dim, &mut dv, rows, place);
+            }
+            write(to[0], 0, p.head_dim, &dk, rows, place);
+            write(to[1], 0, p.head_dim, &dv, rows, place);
+        }
+    }
+}
+
+/// Adds what [`write`] has written to a thread's part of a gradient.
+///
+/// # Safety
+/// As [`write`].
+#[inline(always)]
+unsafe fn add<const G: usize>(
+    from: *const f32,
+    stride: u32,
+    acc: &mut [[[f32; 4]; G]; 8],
+    (first, len, head_dim): (u32, u32, u32),
+    Place { tx, row, .. }: Place,
+) {
+    unroll!(I < 8 => {
+        let r = first + row + I as u32;
+        unroll!(H < 2 => {
+            let c = tx * 4 + 64 * H as u32;
+            if H < G && r < len && c < head_dim {
+                // SAFETY: row and column are the head's; head_dim and strides are multiples of eight.
+                let before = unsafe { read4(from.add((r * stride + c) as usize)) };
+                unroll!(E < 4 => acc[I][H][E] += before[E]);
+            }
+        });
+    });
+}
+
+/// # Safety
+/// As [`of_keys`].
+#[inline(always)]
+unsafe fn of_queries<T: Element, const G: usize>(p: Dense<T>, buffers: Shared<f32>, tile_of_s: Shared<f32>) {
+    // SAFETY: heads belong to groups, and there are heads.
+    unsafe {
+        not_zero(p.group);
+        not_zero(p.num_q_heads);
+    }
+    let first = (thread::grid_dim_y() - 1 - thread::block_idx_y()) * ROWS;
+    let (head, heads) = (thread::block_idx_x(), thread::grid_dim_x());
+    let (batch, h) = (head / p.num_q_heads, head % p.num_q_heads);
+    let k = Head::new(p.k, p.k_strides, [batch, h / p.group], p.kv_len, p.head_dim);
+    let work = Keys(p.mask());
+    let keys = |tile: u32| Rows::<T, _, G>(k, tile, work);
+    // a thread's vectors of a tile, as they lie in memory
+    let load = |tile: u32| {
+        let (tid, mut vectors) = (read_indices()[0], [[0.0f32; 4]; 8]);
+        let (at, step) = p.scores_at(head, tile + tid / 16, first + tid % 16 * 4);
+        // SAFETY: the kernel of keys has written those of visited tiles, also past the last query and key.
+        unroll!(I < 8 => vectors[I] = unsafe { f32::load4(at.add((8 * I as u32 * opaque(step)) as usize)) });
+        vectors
+    };
+    let mut pipe = Pipe { buffers, side: 0 };
+    let mut dq = [[[0.0f32; 4]; G]; 8];
+    let mut vectors = [[0.0f32; 4]; 8];
+    // SAFETY: the block's rows and head.
+    let [mut tile, end] = part_of(unsafe { work.tiles(h, first) });
+    if tile < end {
+        // SAFETY: there are a query and a key.
+        unsafe { keys(tile).put(buffers, keys(tile).load(0)) };
+        vectors = load(tile);
+    }
+    while tile < end {
+        let tid = read_indices()[0];
+        // SAFETY: all threads run the same loop. After the barrier nobody reads the tile, of which each thread has its own elements: rows
+        // lie as `tile_at` has them.
+        unsafe {
+            thread::sync_threads();
+            unroll!(I < 8 => {
+                let column = 8 * I as u32 + tid / 16;
+                tile_of_s.at(column * ROWS + ((tid % 16 * 4) ^ (column / 4 % 8 * 4))).set4(0, vectors[I]);
+            });
+        }
+        if tile + ROWS < end {
+            vectors = load(tile + ROWS);
+        }
+        // SAFETY: all threads run the same loop.
+        unsafe { accumulate(&mut dq, tile_of_s, &mut pipe, keys(tile), keys(tile + ROWS)) };
+        tile += ROWS;
+    }
+    let (rows, place, part) = ((first, p.q_len, p.head_dim), Place::new(), thread::block_idx_z());
+    // SAFETY: this block's rows of dq or of its own part of it.
+    unsafe {
+        if thread::grid_dim_z() == 1 {
+            write(p.dq, p.dq_strides.offset(batch, h), p.dq_strides.row, &dq, rows, place);
+        } else {
+            let own = (part * heads + head) as usize * p.q_len as usize * p.head_dim as usize;
+            write(p.q_parts.add(own), 0, p.head_dim, &dq, rows, place);
         }
     }
 }
@@ -927,39 +971,47 @@ unsafe fn sum_parts<T: Element>(p: Sums<T>) {
 }
 
 macro_rules! kernels {
-    ($($name:ident $ty:ty: $merge:ident $sum:ident, [$($q:ident $kv:ident $g:literal),*];)*) => {
+    ($($name:ident $ty:ty: $scores:ident $sum:ident, [$($q:ident $kv:ident $g:literal),*];)*) => {
+        /// # Safety
+        /// [`Merge`] constrains the pointers, which are valid on the launching stream; launched as [`Kernels`] says.
+        #[kernel(block = MERGED, min_blocks = 8)]
+        pub unsafe fn attention_backward_merge(p: Merge) {
+            // SAFETY: this kernel's contract is the body's.
+            unsafe { merge_parts(p) }
+        }
+
         $(
+            /// # Safety
+            /// [`Dense`] says what holds of the pointers, which are valid on the launching stream and reach fewer than 2³¹ elements;
+            /// launched as [`Kernels`] says.
+            #[kernel(block = THREADS, min_blocks = 4, shared(buffers: [f32; 2 * BUFFER]), shuffles = 96)]
+            pub unsafe fn $scores(p: Dense<$ty>) {
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { scores(p, buffers) }
+            }
+
             $(
                 /// # Safety
-                /// [`Backward`] says what holds of the pointers, which are valid on the launching stream and reach fewer than 2³¹
-                /// elements; launched as [`Kernels`] says.
-                #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]), shuffles = 96)]
-                pub unsafe fn $q(p: Backward<$ty>) {
-                    // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_queries::<$ty, _, $g>(p, Keys(p.mask()), buffers, tile) }
-                }
-
-                /// # Safety
-                /// As the kernel of queries, which has run.
+                /// As the kernel of scores, which has run, as has that of merges if there are parts.
                 #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]))]
-                pub unsafe fn $kv(p: Backward<$ty>) {
+                pub unsafe fn $kv(p: Dense<$ty>) {
                     let (first, part) = (thread::block_idx_y() * ROWS, thread::block_idx_z() * p.part_len);
                     let work = Queries::new(p.mask(), first, part, part + p.part_len);
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_keys::<$ty, _, $g>(p, work, buffers, tile) }
+                    unsafe { of_keys::<$ty, $g>(p, work, buffers, tile) }
+                }
+
+                /// # Safety
+                /// As the kernel of scores; the kernel of keys has run.
+                #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]))]
+                pub unsafe fn $q(p: Dense<$ty>) {
+                    // SAFETY: this kernel's contract is the body's.
+                    unsafe { of_queries::<$ty, $g>(p, buffers, tile) }
                 }
             )*
 
             /// # Safety
-            /// As the kernel of queries, with [`Merge`]; the kernel of queries has run.
-            #[kernel(block = 32 * MERGED, min_blocks = 8)]
-            pub unsafe fn $merge(p: Merge<$ty>) {
-                // SAFETY: this kernel's contract is the body's.
-                unsafe { merge_parts(p) }
-            }
-
-            /// # Safety
-            /// As the kernel of queries, with [`Sums`]; the kernel of keys has run.
+            /// [`Sums`] says what holds of the pointers, as for the kernel of scores; the kernel whose parts they are has run.
             #[kernel(block = SUM_THREADS, min_blocks = 5)]
             pub unsafe fn $sum(p: Sums<$ty>) {
                 // SAFETY: this kernel's contract is the body's.
@@ -967,20 +1019,22 @@ macro_rules! kernels {
             }
 
             /// The kernels of this element type.
-            pub const $name: Kernels<$ty> = Kernels { q: [$($q),*], merge: $merge, kv: [$($kv),*], sum: $sum };
+            pub const $name: Kernels<$ty> =
+                Kernels { scores: $scores, merge: attention_backward_merge, kv: [$($kv),*], q: [$($q),*], sum: $sum };
         )*
 
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($($q.info(), $kv.info(),)* $merge.info(), $sum.info(),)*];
+        pub const KERNELS: &[KernelInfo] =
+            &[attention_backward_merge.info(), $($scores.info(), $($q.info(), $kv.info(),)* $sum.info(),)*];
     };
 }
 
 kernels! {
-    OF_F32 f32: attention_backward_merge_f32 attention_backward_sum_f32, [
+    OF_F32 f32: attention_backward_scores_f32 attention_backward_sum_f32, [
         attention_backward_q_d64_f32 attention_backward_kv_d64_f32 1,
         attention_backward_q_d128_f32 attention_backward_kv_d128_f32 2
     ];
-    OF_F16 F16: attention_backward_merge_f16 attention_backward_sum_f16, [
+    OF_F16 F16: attention_backward_scores_f16 attention_backward_sum_f16, [
         attention_backward_q_d64_f16 attention_backward_kv_d64_f16 1,
         attention_backward_q_d128_f16 attention_backward_kv_d128_f16 2
     ];

@@ -81,7 +81,8 @@ unsafe fn reduce<C: Element>(p: Reduce<C>) {
         while split < p.splits {
             // two parts in flight
             let first = f32::load4(from);
-            let second = if split + 1 < p.splits { f32::load4(from.wrapping_add(between)) } else { [-0.0; 4] };
+            let second =
+                if split + 1 < p.splits { f32::load4(from.wrapping_add(between)) } else { [-0.0; 4] };
             unroll!(J < 4 => sums[J] = sums[J] + first[J] + second[J]);
             from = from.wrapping_add(2 * between);
             split += 2;
