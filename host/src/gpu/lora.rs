@@ -88,14 +88,19 @@ mod tests {
         let weight = Tensor::randn([k], DType::F32, 5, &device)?;
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
         for norm in [None, Some((&weight, 1e-6))] {
-            let product = |helpers| {
+            let product = |x: &Tensor, helpers| {
                 let mut y = Tensor::uninitialized([1, n], DType::F32, &device)?;
-                lora(gpu, y.view_mut()?, (&x, norm), &w, [&a, &b], &Epilogue::default(), helpers)?;
+                lora(gpu, y.view_mut()?, (x, norm), &w, [&a, &b], &Epilogue::default(), helpers)?;
                 y.to_vec::<f32>()
             };
-            let whole = bits(product(helpers(rank))?);
-            assert_eq!(bits(product(0)?), whole);
-            assert_eq!(bits(product(3)?), whole, "the first twelve rows have helpers");
+            let whole = product(&x, helpers(rank))?;
+            assert_eq!(bits(product(&x, 0)?), bits(whole.clone()));
+            assert_eq!(bits(product(&x, 3)?), bits(whole.clone()), "the first twelve rows have helpers");
+            if norm.is_none() {
+                // exactly, if no launch finds the sums of the one before it
+                let twice = product(&ops::scale(&x, 2.0)?, helpers(rank))?;
+                assert_eq!(bits(twice), bits(whole.iter().map(|y| 2.0 * y).collect()));
+            }
         }
         Ok(())
     }

@@ -60,7 +60,8 @@ pub struct Lora {
     pub a: *const f32,
     /// [n, rank], of gates and ups [2 · n, rank]
     pub b: *const f32,
-    /// [1 + rank], zeros when the launch begins and when it ends: blocks that have read x·aᵀ or computed it, and x·aᵀ. Used by nothing else meanwhile.
+    /// [1 + rank], zeros when the launch begins and when it ends: blocks that have read x·aᵀ or computed it, and x·aᵀ. Used by nothing
+    /// else meanwhile.
     pub words: *mut u32,
     /// [n] or null; null for gates and ups
     pub bias: *const f32,
