@@ -511,6 +511,8 @@ step("a key is asked for, kept as chosen, and in no export", async (page, state)
   await page.getByRole("button", { name: "API key" }).click();
   await page.locator("#remember-key").check();
   await page.getByRole("button", { name: "Use this key" }).click();
+  // a dialog tells a moment later that it was closed
+  await page.waitForFunction(() => localStorage.getItem("key") !== null);
   await page.keyboard.press("Escape");
   assert.deepEqual(await page.evaluate(() => [sessionStorage.getItem("key"), localStorage.getItem("key")]), [null, "s3cret-key"]);
   const all = await downloaded(page, () => page.getByRole("button", { name: "Export all" }).click());
