@@ -15,6 +15,7 @@ use std::ptr;
 const BLOCKS_PER_SM: usize = 4;
 /// The fewest tiles in a part: with fewer, adding the parts costs more than it saves.
 const MIN_PART_TILES: usize = 4;
+
 /// The tiles of a block-sparse mask, in device memory.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "sparse"), allow(dead_code))] // only masks have them
@@ -99,10 +100,7 @@ impl Chunk {
             for kv_head in (0..forward.num_kv_heads).step_by(kv_heads.max(1)) {
                 for query in (0..forward.q_len.max(1)).step_by(queries.max(1)).rev() {
                     let end = (query + queries).min(forward.q_len);
-                    let keys = match forward.causal {
-                        true => (end + forward.kv_len).saturating_sub(forward.q_len).min(forward.kv_len),
-                        false => forward.kv_len,
-                    };
+                    let keys = forward.visible(end.saturating_sub(1)).min(forward.kv_len);
                     let kv_heads = kv_heads.min(forward.num_kv_heads - kv_head);
                     chunks.push(Self {
                         batch,
