@@ -42,7 +42,7 @@ use crate::device::{Element, F16, Shared, opaque};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Queries of a block of the first kernel, keys of a block of the second.
+/// Queries of a block, or keys.
 pub const ROWS: u32 = 64;
 pub(super) const THREADS: u32 = 128;
 /// Columns or rows of a chunk.
@@ -580,6 +580,82 @@ impl Work for Queries {
     }
 }
 
+/// Where L and Δ are of query `i` of a query head, counted over all `heads` of all batches.   stats: as [`Dense`] has them
+#[inline(always)]
+pub(super) fn stats_at(stats: *mut f32, q_len: u32, [head, heads]: [u32; 2], i: u32) -> [*mut f32; 2] {
+    let rows = q_len.next_multiple_of(ROWS) as usize;
+    let at = stats.wrapping_add(head as usize * rows + i as usize);
+    [at, at.wrapping_add(heads as usize * rows)]
+}
+
+/// A block of 64 queries of a query head.
+#[derive(Clone, Copy)]
+pub(super) struct OfQueries {
+    pub first: u32,
+    /// The query head, counted over all `heads` of all batches.
+    pub head: u32,
+    pub heads: u32,
+    pub batch: u32,
+    /// The query head of the batch.
+    pub h: u32,
+}
+
+impl OfQueries {
+    /// This block, of a grid [b · num_q_heads, blocks]. With a causal mask the last queries see most keys, so they come first.
+    ///
+    /// # Safety
+    /// There are heads.
+    #[inline(always)]
+    pub unsafe fn new(num_q_heads: u32) -> Self {
+        // SAFETY: this function's contract.
+        unsafe { not_zero(num_q_heads) };
+        let first = (thread::grid_dim_y() - 1 - thread::block_idx_y()) * ROWS;
+        let (head, heads) = (thread::block_idx_x(), thread::grid_dim_x());
+        Self { first, head, heads, batch: head / num_q_heads, h: head % num_q_heads }
+    }
+}
+
+/// A block of 64 keys of a kv head, for some of the query heads that share it.
+#[derive(Clone, Copy)]
+pub(super) struct OfKeys {
+    pub first: u32,
+    /// The kv head, counted over all `kv_heads` of all batches.
+    pub kv_head: u32,
+    pub kv_heads: u32,
+    pub batch: u32,
+    /// The kv head of the batch.
+    pub kv: u32,
+    /// The part of the query heads.
+    pub split: u32,
+}
+
+impl OfKeys {
+    /// This block, of a grid [b · num_kv_heads · splits, blocks].
+    ///
+    /// # Safety
+    /// There are heads, they belong to groups, and groups are divided into some parts.
+    #[inline(always)]
+    pub unsafe fn new(num_q_heads: u32, group: u32, splits: u32) -> Self {
+        // SAFETY: this function's contract.
+        unsafe {
+            not_zero(group);
+            not_zero(num_q_heads);
+            not_zero(splits);
+        }
+        let num_kv_heads = (num_q_heads / group).max(1);
+        let (kv_head, split) = (thread::block_idx_x() / splits, thread::block_idx_x() % splits);
+        let (batch, kv) = (kv_head / num_kv_heads, kv_head % num_kv_heads);
+        Self {
+            first: thread::block_idx_y() * ROWS,
+            kv_head,
+            kv_heads: thread::grid_dim_x() / splits,
+            batch,
+            kv,
+            split,
+        }
+    }
+}
+
 /// Δ of a thread's rows: the 16 lanes of half a warp have a row's columns.
 ///
 /// # Safety
@@ -614,11 +690,9 @@ impl<T: Element> Dense<T> {
         Mask { q_len: self.q_len, kv_len: self.kv_len, causal: self.causal != 0 }
     }
 
-    /// L and Δ of query `i` of a query head, counted over all `heads` of all batches.
+    /// As [`stats_at`].
     fn stats_at(&self, head: u32, heads: u32, i: u32) -> [*mut f32; 2] {
-        let rows = self.q_len.next_multiple_of(ROWS) as usize;
-        let at = self.stats.wrapping_add(head as usize * rows + i as usize);
-        [at, at.wrapping_add(heads as usize * rows)]
+        stats_at(self.stats, self.q_len, [head, heads], i)
     }
 
     /// The score of key `j` and query `i`, and the distance of keys.
@@ -641,14 +715,10 @@ fn part_of([begin, end]: [u32; 2]) -> [u32; 2] {
 #[inline(always)]
 unsafe fn scores<T: Element>(p: Dense<T>, buffers: Shared<f32>) {
     // SAFETY: heads belong to groups, and there are heads.
-    unsafe {
+    let OfQueries { first, head, heads, batch, h } = unsafe {
         not_zero(p.group);
-        not_zero(p.num_q_heads);
-    }
-    // with a causal mask the last queries see most keys
-    let first = (thread::grid_dim_y() - 1 - thread::block_idx_y()) * ROWS;
-    let (head, heads) = (thread::block_idx_x(), thread::grid_dim_x());
-    let (batch, h) = (head / p.num_q_heads, head % p.num_q_heads);
+        OfQueries::new(p.num_q_heads)
+    };
     let q = Head::new(p.q, p.q_strides, [batch, h], p.q_len, p.head_dim);
     let k = Head::new(p.k, p.k_strides, [batch, h / p.group], p.kv_len, p.head_dim);
     let work = Keys(p.mask());
@@ -758,16 +828,8 @@ unsafe fn of_keys<T: Element, const G: usize>(
     tile_of_s: Shared<f32>,
 ) {
     // SAFETY: heads belong to groups, and there are heads; groups are divided into some parts.
-    unsafe {
-        not_zero(p.group);
-        not_zero(p.num_q_heads);
-        not_zero(p.splits);
-    }
-    let num_kv_heads = (p.num_q_heads / p.group).max(1);
-    let (kv_head, split) = (thread::block_idx_x() / p.splits, thread::block_idx_x() % p.splits);
-    let (first, part) = (thread::block_idx_y() * ROWS, thread::block_idx_z());
-    let (batch, kv) = (kv_head / num_kv_heads, kv_head % num_kv_heads);
-    let kv_heads = thread::grid_dim_x() / p.splits;
+    let OfKeys { first, kv_head, kv_heads, batch, kv, split } =
+        unsafe { OfKeys::new(p.num_q_heads, p.group, p.splits) };
     let v = Head::new(p.v, p.v_strides, [batch, kv], p.kv_len, p.head_dim);
 
     let mut pipe = Pipe { buffers, side: 0 };
@@ -838,7 +900,8 @@ unsafe fn of_keys<T: Element, const G: usize>(
             write(p.dv, p.dv_strides.offset(batch, kv), p.dv_strides.row, &dv, rows, place);
         } else {
             let head = p.part_rows as usize * p.head_dim as usize;
-            let own = (part * p.splits + split) as usize * kv_heads as usize + kv_head as usize;
+            let own =
+                (thread::block_idx_z() * p.splits + split) as usize * kv_heads as usize + kv_head as usize;
             let parts = (thread::grid_dim_z() * p.splits) as usize;
             let to = [own, parts * kv_heads as usize + own].map(|own| p.kv_parts.add(own * head));
             if p.adds != 0 {
@@ -881,13 +944,10 @@ unsafe fn add<const G: usize>(
 #[inline(always)]
 unsafe fn of_queries<T: Element, const G: usize>(p: Dense<T>, buffers: Shared<f32>, tile_of_s: Shared<f32>) {
     // SAFETY: heads belong to groups, and there are heads.
-    unsafe {
+    let OfQueries { first, head, heads, batch, h } = unsafe {
         not_zero(p.group);
-        not_zero(p.num_q_heads);
-    }
-    let first = (thread::grid_dim_y() - 1 - thread::block_idx_y()) * ROWS;
-    let (head, heads) = (thread::block_idx_x(), thread::grid_dim_x());
-    let (batch, h) = (head / p.num_q_heads, head % p.num_q_heads);
+        OfQueries::new(p.num_q_heads)
+    };
     let k = Head::new(p.k, p.k_strides, [batch, h / p.group], p.kv_len, p.head_dim);
     let work = Keys(p.mask());
     let keys = |tile: u32| Rows::<T, _, G>(k, tile, work);

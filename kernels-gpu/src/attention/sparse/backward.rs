@@ -14,8 +14,8 @@
 
 use super::lists::TILE_WORDS;
 use crate::attention::backward::{
-    BUFFER, Head, Operands, Pair, Pipe, Place, ROWS, Rows, THREADS, TILE, Work, accumulate, deltas, products,
-    store_tile, tile_at, weights_of, write,
+    BUFFER, Head, OfKeys, OfQueries, Operands, Pair, Pipe, Place, ROWS, Rows, THREADS, TILE, Work,
+    accumulate, deltas, products, stats_at, store_tile, tile_at, weights_of, write,
 };
 use crate::attention::merge::base;
 use crate::attention::tensors::{Strides, not_zero};
@@ -151,11 +151,9 @@ impl<T: Element> Backward<T> {
         Head::new(x, strides, [batch, head], len, self.head_dim)
     }
 
-    /// L and Δ of query `i` of a query head, counted over all `heads` of all batches.
+    /// As [`stats_at`].
     fn stats_at(&self, head: u32, heads: u32, i: u32) -> [*mut f32; 2] {
-        let rows = self.q_len.next_multiple_of(ROWS) as usize;
-        let at = self.stats.wrapping_add(head as usize * rows + i as usize);
-        [at, at.wrapping_add(heads as usize * rows)]
+        stats_at(self.stats, self.q_len, [head, heads], i)
     }
 
     /// L and Δ of the first of a thread's four columns of a tile of queries. Read when needed, because registers are short meanwhile.
@@ -164,7 +162,7 @@ impl<T: Element> Backward<T> {
     /// A tile of the block.
     unsafe fn stats_of(
         &self,
-        work: impl Work,
+        work: Listed,
         tile: u32,
         [head, heads]: [u32; 2],
         place: Place,
@@ -177,21 +175,17 @@ impl<T: Element> Backward<T> {
 /// # Safety
 /// As the kernels below; `buffers` holds two times [`BUFFER`] elements, `tile_of_s` [`TILE`]. `work` has the block's tiles of keys.
 #[inline(always)]
-unsafe fn of_queries<T: Element, W: Work, const G: usize>(
+unsafe fn of_queries<T: Element, const G: usize>(
     p: Backward<T>,
-    work: W,
+    work: Listed,
     buffers: Shared<f32>,
     tile_of_s: Shared<f32>,
 ) {
     // SAFETY: heads belong to groups, and there are heads.
-    unsafe {
+    let OfQueries { first, head, heads, batch, h } = unsafe {
         not_zero(p.group);
-        not_zero(p.num_q_heads);
-    }
-    // with a causal mask the last queries see most keys
-    let first = (thread::grid_dim_y() - 1 - thread::block_idx_y()) * ROWS;
-    let (head, heads) = (thread::block_idx_x(), thread::grid_dim_x());
-    let (batch, h) = (head / p.num_q_heads, head % p.num_q_heads);
+        OfQueries::new(p.num_q_heads)
+    };
     let q = p.head(p.q, p.q_strides, batch, h, p.q_len);
     let dout = p.head(p.dout, p.dout_strides, batch, h, p.q_len);
     let out = p.head(p.out, p.out_strides, batch, h, p.q_len);
@@ -214,7 +208,7 @@ unsafe fn of_queries<T: Element, W: Work, const G: usize>(
     while tile < end {
         let (mut s, mut dp) = ([[0.0f32; 4]; 8], [[0.0f32; 4]; 8]);
         let weights = Pair { a: (dout, first), b: (v, tile), work };
-        let keys = Rows::<T, W, G>(k, tile, work);
+        let keys = Rows::<T, _, G>(k, tile, work);
         // SAFETY: all threads run the same loop.
         unsafe { products(&mut s, &mut pipe, scores(tile), weights) };
         // SAFETY: a tile of the block.
@@ -222,7 +216,7 @@ unsafe fn of_queries<T: Element, W: Work, const G: usize>(
         unroll!(I < 8 => {
             let mut next = max[I];
             unroll!(J < 4 => {
-                s[I][J] = if W::sees(seen, I as u32, J as u32) { s[I][J] * p.scale_log2 } else { f32::NEG_INFINITY };
+                s[I][J] = if Listed::sees(seen, I as u32, J as u32) { s[I][J] * p.scale_log2 } else { f32::NEG_INFINITY };
                 next = next.max(s[I][J]);
             });
             // SAFETY: all lanes are here.
@@ -242,9 +236,9 @@ unsafe fn of_queries<T: Element, W: Work, const G: usize>(
             products(&mut dp, &mut pipe, weights, keys);
             unroll!(I < 8 => { unroll!(J < 4 => { s[I][J] *= (dp[I][J] - delta[I]) * p.scale; }); });
             store_tile(tile_of_s, &s, Place::new());
-            accumulate(&mut dq, tile_of_s, &mut pipe, keys, scores(tile + W::STEP));
+            accumulate(&mut dq, tile_of_s, &mut pipe, keys, scores(tile + Listed::STEP));
         }
-        tile += W::STEP;
+        tile += Listed::STEP;
     }
 
     let place = Place::new();
@@ -275,23 +269,15 @@ unsafe fn of_queries<T: Element, W: Work, const G: usize>(
 /// # Safety
 /// As [`of_queries`], with the block's tiles of queries.
 #[inline(always)]
-unsafe fn of_keys<T: Element, W: Work, const G: usize>(
+unsafe fn of_keys<T: Element, const G: usize>(
     p: Backward<T>,
-    work: W,
+    work: Listed,
     buffers: Shared<f32>,
     tile_of_s: Shared<f32>,
 ) {
     // SAFETY: heads belong to groups, and there are heads; groups are divided into some parts.
-    unsafe {
-        not_zero(p.group);
-        not_zero(p.num_q_heads);
-        not_zero(p.splits);
-    }
-    let num_kv_heads = (p.num_q_heads / p.group).max(1);
-    let (kv_head, split) = (thread::block_idx_x() / p.splits, thread::block_idx_x() % p.splits);
-    let first = thread::block_idx_y() * ROWS;
-    let (batch, kv) = (kv_head / num_kv_heads, kv_head % num_kv_heads);
-    let kv_heads = thread::grid_dim_x() / p.splits;
+    let OfKeys { first, kv_head, kv_heads, batch, kv, split } =
+        unsafe { OfKeys::new(p.num_q_heads, p.group, p.splits) };
     let k = p.head(p.k, p.k_strides, batch, kv, p.kv_len);
     let v = p.head(p.v, p.v_strides, batch, kv, p.kv_len);
 
@@ -312,7 +298,7 @@ unsafe fn of_keys<T: Element, W: Work, const G: usize>(
         }
         while tile < end {
             let weights = Pair { a: (v, first), b: (dout, tile), work };
-            let (queries, gradients) = (Rows::<T, W, G>(q, tile, work), Rows::<T, W, G>(dout, tile, work));
+            let (queries, gradients) = (Rows::<T, _, G>(q, tile, work), Rows::<T, _, G>(dout, tile, work));
             let heads = [batch * p.num_q_heads + h, kv_heads * p.group];
             let mut s = [[0.0f32; 4]; 8];
             // SAFETY: all threads run the same loop.
@@ -324,7 +310,7 @@ unsafe fn of_keys<T: Element, W: Work, const G: usize>(
             let seen = unsafe { work.seen(place, first, tile) };
             unroll!(J < 4 => {
                 unroll!(I < 8 => {
-                    let sees = W::sees(seen, I as u32, J as u32);
+                    let sees = Listed::sees(seen, I as u32, J as u32);
                     s[I][J] = if sees { exp2(s[I][J] * p.scale_log2 - l[J]) } else { 0.0 };
                 });
             });
@@ -347,9 +333,9 @@ unsafe fn of_keys<T: Element, W: Work, const G: usize>(
             // SAFETY: all threads run the same loop, and each has read its own elements of the tile alone since the last barrier.
             unsafe {
                 store_tile(tile_of_s, &dp, place);
-                accumulate(&mut dk, tile_of_s, &mut pipe, queries, scores(tile + W::STEP));
+                accumulate(&mut dk, tile_of_s, &mut pipe, queries, scores(tile + Listed::STEP));
             }
-            tile += W::STEP;
+            tile += Listed::STEP;
         }
         member += 1;
     }
@@ -379,7 +365,7 @@ macro_rules! kernels {
                 #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]), shuffles = 96)]
                 pub unsafe fn $q(p: Backward<$ty>) {
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_queries::<$ty, _, $g>(p, Listed::new(&p), buffers, tile) }
+                    unsafe { of_queries::<$ty, $g>(p, Listed::new(&p), buffers, tile) }
                 }
 
                 /// # Safety
@@ -387,7 +373,7 @@ macro_rules! kernels {
                 #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]))]
                 pub unsafe fn $kv(p: Backward<$ty>) {
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_keys::<$ty, _, $g>(p, Listed::new(&p), buffers, tile) }
+                    unsafe { of_keys::<$ty, $g>(p, Listed::new(&p), buffers, tile) }
                 }
             )*
 
