@@ -1,7 +1,6 @@
 //! The gradient of [`activate`](crate::activate): dx[r, c] = dy[r, c] · f′(x[r, c]).   dx, dy, x: [rows, cols]
 //!
-//! [`SWIGLU`]: dx[r, c] = dy[r, c] · u · silu′(g) and dx[r, cols + c] = dy[r, c] · silu(g), with g = x[r, c] and
-//! u = x[r, cols + c]; dx, x: [rows, 2·cols].
+//! [`SWIGLU`]: dx[r, c] = dy[r, c] · up[r, c] · silu′(x[r, c]) and dup[r, c] = dy[r, c] · silu(x[r, c]).   dup, up: [rows, cols]
 //!
 //! | kernel                | a piece of a row is handled by | when |
 //! |-----------------------|--------------------------------|------|
@@ -22,20 +21,26 @@ pub const BLOCK_BYTES: u32 = BLOCK * 16;
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Backward<T> {
-    /// [gridDim.x, cols], with [`SWIGLU`] [gridDim.x, 2 · cols]
+    /// [gridDim.x, cols]
     pub dx: *mut T,
-    /// [gridDim.x, cols], disjoint from dx
+    /// With [`SWIGLU`] as dx, disjoint from it; else not accessed
+    pub dup: *mut T,
+    /// [gridDim.x, cols], contiguous, disjoint from dx and dup
     pub dy: *const T,
-    /// As dx, disjoint from it
+    /// As dx, disjoint from dx and dup
     pub x: *const T,
+    /// With [`SWIGLU`] as x; else not accessed
+    pub up: *const T,
     pub cols: u32,
+    /// Distance between the rows of dx, dup, x and up.
+    pub row: u32,
     /// The activation, one of [`activate`](crate::activate)'s numbers.
     pub activation: u32,
-    /// 1 if every row of all three tensors, and every half of a row, starts and ends at a multiple of 16 bytes, else 0.
+    /// 1 if every row of all tensors starts and ends at a multiple of 16 bytes, else 0.
     pub vectors: u32,
 }
 
-/// The derivative of the activation with this number; for [`SWIGLU`], of a value of the first half.
+/// The derivative of the activation with this number; for [`SWIGLU`], of what gates.
 #[inline(always)]
 fn slope(x: f32, activation: u32) -> f32 {
     match activation {
@@ -50,20 +55,19 @@ fn slope(x: f32, activation: u32) -> f32 {
 /// As the kernels below.
 #[inline(always)]
 unsafe fn rows<T: Vector>(p: Backward<T>) {
-    let Backward { dx, dy, x, cols, activation, vectors } = p;
+    let Backward { dx, dup, dy, x, up, cols, activation, vectors, .. } = p;
     let (row, group) = (thread::block_idx_x() as usize, thread::block_idx_y());
     let columns = Columns::new::<T>(cols, thread::thread_idx_x(), BLOCK, vectors != 0);
-    let gated = activation == SWIGLU;
-    let at = row * cols as usize * if gated { 2 } else { 1 };
+    let at = row * p.row as usize;
     // SAFETY: each block has one row and one piece of it, so it accesses only elements of the tensors.
     unsafe {
         let dy = columns.load(dy.add(row * cols as usize), group, 0.0);
         let gate = columns.load(x.add(at), group, 0.0);
         let through = T::zip(dy, gate, |dy, gate| dy * slope(gate, activation));
-        if gated {
-            let up = columns.load(x.add(at + cols as usize), group, 0.0);
+        if activation == SWIGLU {
+            let up = columns.load(up.add(at), group, 0.0);
             columns.store(dx.add(at), group, T::zip(through, up, |through, up| through * up));
-            columns.store(dx.add(at + cols as usize), group, T::zip(dy, gate, |dy, gate| dy * silu(gate)));
+            columns.store(dup.add(at), group, T::zip(dy, gate, |dy, gate| dy * silu(gate)));
         } else {
             columns.store(dx.add(at), group, through);
         }

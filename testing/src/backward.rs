@@ -8,6 +8,7 @@ mod embedding;
 mod fake_quantize;
 mod norm;
 mod rope;
+mod silu_mul;
 mod softmax;
 
 use super::{Case, HostTensor, Purpose, Tolerance, case, data};
@@ -126,6 +127,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         boxed(softmax::all()),
         boxed(norm::all()),
         boxed(activate::all()),
+        boxed(silu_mul::all()),
         boxed(rope::all()),
         boxed(embedding::all()),
         boxed(cross_entropy::all()),
@@ -181,6 +183,7 @@ mod tests {
         compare_small(softmax::all());
         compare_small(norm::all());
         compare_small(activate::all());
+        compare_small(silu_mul::all());
         compare_small(rope::all());
         compare_small(embedding::all());
         compare_small(cross_entropy::all());

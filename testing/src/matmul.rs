@@ -159,8 +159,10 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         cases.extend(every_type(Layouts::Nt, [m, 33, 776]));
         cases.push(Product::new(Layouts::Nt, Types::F32, [m, 19, 515]));
     }
-    for n in [131, 132] {
-        cases.extend(every_type(Layouts::Nn, [1, n, 300]));
+    for m in [1, 2, 3, 4, 5] {
+        for n in [131, 132] {
+            cases.extend(every_type(Layouts::Nn, [m, n, 300]));
+        }
     }
     // exact arithmetic
     for (layouts, dims) in [
@@ -184,7 +186,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         for types in TYPES {
             cases.push(Product { margin, ..Product::new(Layouts::Nt, types, [1, 21, 520]) });
         }
-        cases.push(Product { margin, ..Product::new(Layouts::Nn, Types::F16, [1, 60, 70]) });
+        for (types, m) in [(Types::F16, 1), (Types::F32, 3), (Types::Mixed, 4)] {
+            cases.push(Product { margin, ..Product::new(Layouts::Nn, types, [m, 60, 70]) });
+        }
     }
     // batch dimensions
     for (a, b) in [
@@ -198,6 +202,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     ] {
         cases.push(Product::new(Layouts::Nn, Types::F32, [20, 24, 16]).batch(a, b));
         cases.push(Product::new(Layouts::Nt, Types::Mixed, [3, 17, 21]).batch(a, b));
+        cases.push(Product::new(Layouts::Nn, Types::F32, [3, 132, 40]).batch(a, b));
         cases.push(Product::new(Layouts::Tn, Types::F16, [1, 8, 12]).batch(a, b));
     }
     // alpha and beta
@@ -226,7 +231,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
                 }
             }
             cases.push(forced(Product::new(Layouts::Nt, types, [3, 9, 1000]), Variant::Vector));
-            cases.push(forced(Product::new(Layouts::Nn, types, [1, 140, 1000]), Variant::Vector));
+            for m in [1, 3] {
+                cases.push(forced(Product::new(Layouts::Nn, types, [m, 140, 1000]), Variant::Vector));
+            }
         }
     }
     // cut in two, where parts are full tiles, ragged ones and few rows

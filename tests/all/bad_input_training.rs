@@ -38,6 +38,10 @@ fn row_ops_name_what_does_not_fit() {
     let odd = zeros(&[2, 3]);
     refuses(ops::activate_backward(&odd, &odd, Activation::SwiGlu), "activate_backward", "x");
     refuses(ops::activate_backward(&x, &x, Activation::SwiGlu), "activate_backward", "dy");
+    refuses(ops::silu_mul_backward(&x, &odd, &x), "silu_mul_backward", "gate");
+    refuses(ops::silu_mul_backward(&x, &x, &odd), "silu_mul_backward", "up");
+    let transposed = zeros(&[4, 3]).swap_dims(0, 1).unwrap();
+    refuses(ops::silu_mul_backward(&transposed, &transposed, &transposed), "silu_mul_backward", "dy");
     refuses(ops::column_sum(&zeros(&[4, 2]).swap_dims(0, 1).unwrap()), "column_sum", "x");
 }
 

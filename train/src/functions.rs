@@ -13,17 +13,30 @@ use std::ops::Range;
 
 /// y = x·wᵀ + bias.   x: [rows, k], w: [n, k], bias: \[n\]
 pub fn linear(tape: &mut Tape, x: &Var, w: &Var, bias: Option<&Var>) -> Result<Var> {
-    let epilogue = Epilogue { bias: bias.map(Var::value), ..Epilogue::default() };
+    linear_onto(tape, x, w, bias, None)
+}
+
+/// y = x·wᵀ + bias + residual, as [`linear`].   residual: [rows, n]
+pub fn linear_onto(
+    tape: &mut Tape,
+    x: &Var,
+    w: &Var,
+    bias: Option<&Var>,
+    residual: Option<&Var>,
+) -> Result<Var> {
+    let (bias_value, residual_value) = (bias.map(Var::value), residual.map(Var::value));
+    let epilogue = Epilogue { bias: bias_value, residual: residual_value, ..Epilogue::default() };
     let y = ops::linear(x.value(), w.value(), None, &epilogue)?;
-    let (own_x, own_w, own_bias) = (x.clone(), w.clone(), bias.cloned());
-    let inputs: Vec<&Var> = [x, w].into_iter().chain(bias).collect();
+    let (own_x, own_w, own_bias, own_residual) =
+        (x.clone(), w.clone(), bias.map(Var::place), residual.map(Var::place));
+    let inputs: Vec<&Var> = [x, w].into_iter().chain(bias).chain(residual).collect();
     Ok(tape.record(y, &inputs, move |dy, gradients| {
         gradients.add_product(&own_x, [&dy, own_w.value()], 1.0)?;
         gradients.add_product(&own_w, [&dy.swap_dims(0, 1)?, own_x.value()], 1.0)?;
-        match &own_bias {
-            Some(bias) => gradients.add(bias, || ops::column_sum(&dy.contiguous()?)),
-            None => Ok(()),
+        if let Some(bias) = own_bias {
+            gradients.add(bias, || ops::column_sum(&dy.contiguous()?))?;
         }
+        own_residual.map_or(Ok(()), |residual| gradients.add(residual, || Ok(dy)))
     }))
 }
 
@@ -162,7 +175,7 @@ pub fn rms_norm(tape: &mut Tape, x: &Var, weight: &Var, eps: f32) -> Result<Var>
         let (x, weight) = (own_x.value(), own_weight.value());
         if !own_weight.needs_gradient() {
             return gradients.add(&own_x, || {
-                let mut dx = x.zeros_like()?;
+                let mut dx = uninitialized_like(x)?;
                 ops::rms_norm_backward_into(dx.view_mut()?, None, &dy, x, weight, eps)?;
                 Ok(dx)
             });
@@ -181,7 +194,7 @@ pub fn layer_norm(tape: &mut Tape, x: &Var, weight: &Var, bias: &Var, eps: f32) 
         let (x, weight) = (own_x.value(), own_weight.value());
         if !own_weight.needs_gradient() && !own_bias.needs_gradient() {
             return gradients.add(&own_x, || {
-                let mut dx = x.zeros_like()?;
+                let mut dx = uninitialized_like(x)?;
                 ops::layer_norm_backward_into(dx.view_mut()?, None, &dy, x, weight, eps)?;
                 Ok(dx)
             });
@@ -207,11 +220,9 @@ pub fn silu_mul(tape: &mut Tape, gate: &Var, up: &Var) -> Result<Var> {
     let y = ops::silu_mul(gate.value(), up.value())?;
     let (own_gate, own_up) = (gate.clone(), up.clone());
     Ok(tape.record(y, &[gate, up], move |dy, gradients| {
-        gradients.add(&own_gate, || {
-            let through = ops::mul(&dy, own_up.value())?;
-            ops::activate_backward(&through, own_gate.value(), Activation::Silu)
-        })?;
-        gradients.add(&own_up, || ops::silu_mul(own_gate.value(), &dy))
+        let [dgate, dup] = ops::silu_mul_backward(&dy.contiguous()?, own_gate.value(), own_up.value())?;
+        gradients.add(&own_gate, || Ok(dgate))?;
+        gradients.add(&own_up, || Ok(dup))
     }))
 }
 
@@ -268,7 +279,7 @@ pub fn attention(
     sequences: &[Range<usize>],
     options: Attention,
 ) -> Result<Var> {
-    let mut out = q.value().zeros_like()?;
+    let mut out = like(q.value(), sequences)?;
     for rows in sequences {
         let [q, k, v] = [q, k, v].map(|x| heads(x.value(), rows));
         let part = out.view_mut()?.narrow(0, rows.start, rows.len())?.swap_dims(0, 1)?;
@@ -279,8 +290,8 @@ pub fn attention(
     Ok(tape.record(out, &[q, k, v], move |dy, gradients| {
         let dy = dy.contiguous()?;
         let [q, k, v] = &owned;
-        let [mut dq, mut dk, mut dv] =
-            [q.value().zeros_like()?, k.value().zeros_like()?, v.value().zeros_like()?];
+        let new = |x: &Var| like(x.value(), &sequences);
+        let [mut dq, mut dk, mut dv] = [new(q)?, new(k)?, new(v)?];
         for rows in &sequences {
             let part = |x| heads(x, rows);
             let mut outputs = Vec::with_capacity(3);
@@ -295,6 +306,20 @@ pub fn attention(
         gradients.add(k, || Ok(dk))?;
         gradients.add(v, || Ok(dv))
     }))
+}
+
+/// A tensor as x for what is computed for each of `sequences`, with zeros unless these are all of its rows.
+fn like(x: &Tensor, sequences: &[Range<usize>]) -> Result<Tensor> {
+    let next = |end: usize, rows: &Range<usize>| (rows.start == end).then_some(rows.end);
+    match sequences.iter().try_fold(0, next) == x.dims().first().copied() {
+        true => uninitialized_like(x),
+        false => x.zeros_like(),
+    }
+}
+
+/// A tensor of this shape and type, for an op that writes all of it.
+fn uninitialized_like(x: &Tensor) -> Result<Tensor> {
+    Tensor::uninitialized(x.shape(), x.dtype(), &x.device())
 }
 
 /// Some rows of [tokens, heads, head_dim], as [heads, rows, head_dim].

@@ -2,7 +2,7 @@
 //! them, with adapters and rounding, each time.
 
 use crate::functions::{
-    activate, add, add_low_rank, add_rows, attention, layer_norm, linear, low_rank, matrix_times,
+    activate, add, add_low_rank, add_rows, attention, layer_norm, linear_onto, low_rank, matrix_times,
     quantized_linear, replace_rows, reshape, rms_norm, rope, silu_mul, some_heads,
 };
 use crate::tape::{Tape, Var};
@@ -76,7 +76,7 @@ impl Run<Taped> for Recording<'_> {
 
     fn linear(&mut self, map: &LinearSpec, x: &Var) -> Result<Var> {
         let maps = maps(self.values, self.tape, map)?;
-        forward_one(&maps, self.tape, x)
+        forward_one(&maps, self.tape, x, None)
     }
 
     fn norm(&mut self, norm: &NormSpec, x: &Var) -> Result<Var> {
@@ -84,7 +84,7 @@ impl Run<Taped> for Recording<'_> {
     }
 
     fn mlp(&mut self, mlp: &MlpSpec, x: &Var) -> Result<Var> {
-        Mlp::new(self.values, self.tape, mlp)?.forward(self.tape, x)
+        Mlp::new(self.values, self.tape, mlp)?.forward(self.tape, x, None)
     }
 
     fn in_rows_of(&mut self, x: &Var, columns: usize) -> Result<Var> {
@@ -168,17 +168,22 @@ impl Linear {
         Ok(Self { weight, bias, adapter: values.beside(tape, name) })
     }
 
-    /// Without the adapter.
-    fn base(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
-        match &self.weight {
-            Weight::Plain(weight) => linear(tape, x, weight, self.bias.as_ref()),
-            Weight::Quantized(weight) => quantized_linear(tape, x, weight, self.bias.as_ref()),
+    /// Without the adapter, plus `residual` if there is one.
+    fn base(&self, tape: &mut Tape, x: &Var, residual: Option<&Var>) -> Result<Var> {
+        let bias = self.bias.as_ref();
+        match (&self.weight, residual) {
+            (Weight::Plain(weight), _) => linear_onto(tape, x, weight, bias, residual),
+            (Weight::Quantized(weight), None) => quantized_linear(tape, x, weight, bias),
+            (Weight::Quantized(weight), Some(residual)) => {
+                let y = quantized_linear(tape, x, weight, bias)?;
+                add(tape, residual, &y)
+            }
         }
     }
 }
 
-/// What linear maps of one x give. The first products of their adapters are one.
-fn forward_all(maps: &[Linear], tape: &mut Tape, x: &Var) -> Result<Vec<Var>> {
+/// What linear maps of one x give, each plus `residual` if there is one. The first products of their adapters are one.
+fn forward_all(maps: &[Linear], tape: &mut Tape, x: &Var, residual: Option<&Var>) -> Result<Vec<Var>> {
     let adapters: Vec<_> = maps.iter().filter_map(|map| map.adapter.as_ref()).collect();
     let low = match adapters.first() {
         Some((_, _, factor)) => {
@@ -189,7 +194,7 @@ fn forward_all(maps: &[Linear], tape: &mut Tape, x: &Var) -> Result<Vec<Var>> {
     };
     let mut start = 0;
     let mut forward = |map: &Linear| {
-        let y = map.base(tape, x)?;
+        let y = map.base(tape, x, residual)?;
         let (Some(low), Some((a, b, _))) = (&low, &map.adapter) else { return Ok(y) };
         let first = start;
         start += a.value().dims()[0];
@@ -198,9 +203,9 @@ fn forward_all(maps: &[Linear], tape: &mut Tape, x: &Var) -> Result<Vec<Var>> {
     maps.iter().map(&mut forward).collect()
 }
 
-/// What the only map of a spec gives.
-fn forward_one(maps: &[Linear], tape: &mut Tape, x: &Var) -> Result<Var> {
-    one(forward_all(maps, tape, x)?)
+/// What the only map of a spec gives, plus `residual` if there is one.
+fn forward_one(maps: &[Linear], tape: &mut Tape, x: &Var, residual: Option<&Var>) -> Result<Var> {
+    one(forward_all(maps, tape, x, residual)?)
 }
 
 fn one(outputs: Vec<Var>) -> Result<Var> {
@@ -255,8 +260,9 @@ impl Mlp {
         Ok(Self { fc1, activation: spec.activation, fc2 })
     }
 
-    fn forward(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
-        let inner = forward_all(&self.fc1, tape, x)?;
+    /// Plus `residual` if there is one.
+    fn forward(&self, tape: &mut Tape, x: &Var, residual: Option<&Var>) -> Result<Var> {
+        let inner = forward_all(&self.fc1, tape, x, None)?;
         let inner = match (self.activation, &inner[..]) {
             (Activation::SwiGlu, [gate, up]) => silu_mul(tape, gate, up)?,
             (Activation::SwiGlu, maps) => {
@@ -264,7 +270,7 @@ impl Mlp {
             }
             (activation, _) => activate(tape, &one(inner)?, activation)?,
         };
-        forward_one(&self.fc2, tape, &inner)
+        forward_one(&self.fc2, tape, &inner, residual)
     }
 }
 
@@ -311,11 +317,9 @@ impl Block {
     fn forward(&self, tape: &mut Tape, x: &Var, place: &Place) -> Result<Var> {
         let normed = self.norms[0].forward(tape, x)?;
         let attended = self.attend(tape, &normed, place)?;
-        let attended = forward_one(&self.out, tape, &attended)?;
-        let x = add(tape, x, &attended)?;
+        let x = forward_one(&self.out, tape, &attended, Some(x))?;
         let normed = self.norms[1].forward(tape, &x)?;
-        let y = self.mlp.forward(tape, &normed)?;
-        add(tape, &x, &y)
+        self.mlp.forward(tape, &normed, Some(&x))
     }
 
     /// [rows, heads · head_dim]
@@ -333,7 +337,7 @@ impl Block {
     /// q, k and v: [rows, their heads, head_dim]
     fn project(&self, tape: &mut Tape, x: &Var) -> Result<[Var; 3]> {
         let (rows, [heads, kv_heads, head_dim]) = (x.value().dims()[0], self.heads);
-        let outputs = forward_all(&self.qkv, tape, x)?;
+        let outputs = forward_all(&self.qkv, tape, x, None)?;
         let mut in_heads = |y: &Var, heads: usize| reshape(tape, y, [rows, heads, head_dim]);
         match &outputs[..] {
             [q, k, v] => Ok([in_heads(q, heads)?, in_heads(k, kv_heads)?, in_heads(v, kv_heads)?]),

@@ -9,6 +9,7 @@ use pascaline::{DType, Result, Tensor};
 pub(super) const OPS: &[Op] = &[
     ("softmax_backward", softmax_backward),
     ("activate_backward", activate_backward),
+    ("silu_mul_backward", silu_mul_backward),
     ("rms_norm_backward", rms_norm_backward),
     ("layer_norm_backward", layer_norm_backward),
     ("embedding_backward", |call| embedding_backward(call, false)),
@@ -37,6 +38,14 @@ fn activate_backward(call: &mut Call) -> Result<()> {
     }
     let dy = call.input(&dims, dtype)?;
     into!(call, dx => ops::activate_backward_into(dx.view()?, &dy, &x, activation))
+}
+
+fn silu_mul_backward(call: &mut Call) -> Result<()> {
+    let (dims, dtype) = (call.shape(), call.float());
+    let (dy, gate, up) = (call.input(&dims, dtype)?, call.input(&dims, dtype)?, call.input(&dims, dtype)?);
+    let mut dgate = call.output(&dims, dtype, near(dtype, 1e-5, 1e-5))?;
+    let mut dup = call.output(&dims, dtype, near(dtype, 1e-5, 1e-5))?;
+    into!(call, dgate, dup => ops::silu_mul_backward_into([dgate.view()?, dup.view()?], &dy, &gate, &up))
 }
 
 fn rms_norm_backward(call: &mut Call) -> Result<()> {

@@ -34,6 +34,11 @@ fn slope(x: f32, activation: Activation) -> f32 {
     }
 }
 
+/// The gradients with respect to a gate and what it gates.
+fn through_gate(dy: f32, gate: f32, up: f32) -> [f32; 2] {
+    [dy * slope(gate, Activation::Silu) * up, dy * silu(gate)]
+}
+
 pub(crate) fn activate_backward(
     mut dx: TensorMut,
     dy: &Tensor,
@@ -51,15 +56,33 @@ pub(crate) fn activate_backward(
         let rows = dx.par_chunks_exact_mut(width).zip(dy.par_chunks_exact(cols)).zip(x.par_chunks_exact(width));
         rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(width)).in_tasks(|((dx, dy), x)| {
             for (c, dy) in dy.iter().enumerate() {
-                let (dy, gate) = (dy.to_f32(), x[c].to_f32());
-                let through = dy * slope(gate, activation);
+                let (dy, x_c) = (dy.to_f32(), x[c].to_f32());
                 if width == cols {
-                    dx[c] = T::from_f32(through);
+                    dx[c] = T::from_f32(dy * slope(x_c, activation));
                 } else {
-                    dx[c] = T::from_f32(through * x[cols + c].to_f32());
-                    dx[cols + c] = T::from_f32(dy * silu(gate));
+                    let [gate, up] = through_gate(dy, x_c, x[cols + c].to_f32());
+                    (dx[c], dx[cols + c]) = (T::from_f32(gate), T::from_f32(up));
                 }
             }
+        });
+    });
+    Ok(())
+}
+
+pub(crate) fn silu_mul_backward(
+    [mut dgate, mut dup]: [TensorMut; 2],
+    dy: &Tensor,
+    [gate, up]: [&Tensor; 2],
+) -> Result<()> {
+    with_float!(dy.dtype(), T => {
+        let n = dy.shape().elements();
+        let (dgate, dup) = (&mut slice_mut::<T>(&mut dgate)?[..n], &mut slice_mut::<T>(&mut dup)?[..n]);
+        let (dy, gate, up) = (&slice::<T>(dy)?[..n], &slice::<T>(gate)?[..n], &slice::<T>(up)?[..n]);
+        let outputs = dgate.par_iter_mut().zip(dup.par_iter_mut());
+        let inputs = dy.par_iter().zip(gate.par_iter()).zip(up.par_iter());
+        outputs.zip(inputs).with_min_len(ELEMENTS_PER_TASK).in_tasks(|((dgate, dup), ((dy, gate), up))| {
+            let found = through_gate(dy.to_f32(), gate.to_f32(), up.to_f32());
+            [*dgate, *dup] = found.map(T::from_f32);
         });
     });
     Ok(())

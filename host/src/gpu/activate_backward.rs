@@ -16,12 +16,40 @@ pub(crate) fn activate_backward(
 ) -> Result<()> {
     by_dtype!(x.dtype(), T, spec = [activate_backward_f32, activate_backward_f16] => {
         let [rows, cols] = matrix(dy.shape());
-        let (dx, dy, x) = (dx.ptr::<T>(), dy.ptr::<T>(), x.ptr::<T>());
-        let vectors = vectors::rows_aligned(cols, size_of::<T>(), &[dx as u64, dy as u64, x as u64]);
-        let pieces = (cols as usize * size_of::<T>()).div_ceil(BLOCK_BYTES as usize) as u32;
-        let (activation, vectors) = (number(activation), u32::from(vectors));
+        let (dx, x) = (dx.ptr::<T>(), x.ptr::<T>());
+        // with a gate, what it gates is the second half of a row
+        let (dup, up) = (dx.wrapping_add(cols as usize), x.wrapping_add(cols as usize));
+        let row = if activation == Activation::SwiGlu { 2 * cols } else { cols };
+        let p = Backward { dx, dup, dy: dy.ptr::<T>(), x, up, cols, row, activation: number(activation), vectors: 0 };
+        let (grid, p) = grid(rows, p);
         // SAFETY: `ops` has checked that dy [rows, cols], x and dx are contiguous, of the kernel's type, on this stream and of less
-        // than 2³¹ elements, and a TensorMut overlaps nothing.
-        unsafe { device.launch(spec, [rows, pieces, 1], &Backward { dx, dy, x, cols, activation, vectors }) }
+        // than 2³¹ elements, and a TensorMut overlaps nothing. With SwiGlu a row of x and dx has 2 · cols elements.
+        unsafe { device.launch(spec, grid, &p) }
     })
+}
+
+pub(crate) fn silu_mul_backward(
+    device: &CudaDevice,
+    [dgate, dup]: [TensorMut; 2],
+    dy: &Tensor,
+    [gate, up]: [&Tensor; 2],
+) -> Result<()> {
+    by_dtype!(dy.dtype(), T, spec = [activate_backward_f32, activate_backward_f16] => {
+        let [rows, cols] = matrix(dy.shape());
+        let [dx, dup] = [dgate, dup].map(|out| out.ptr::<T>());
+        let [dy, x, up] = [dy, gate, up].map(Tensor::ptr::<T>);
+        let activation = number(Activation::SwiGlu);
+        let (grid, p) = grid(rows, Backward { dx, dup, dy, x, up, cols, row: cols, activation, vectors: 0 });
+        // SAFETY: `ops` has checked that all tensors are [rows, cols], contiguous, of the kernel's type, on this stream and of less than
+        // 2³¹ elements, and TensorMuts overlap nothing.
+        unsafe { device.launch(spec, grid, &p) }
+    })
+}
+
+/// The grid for so many rows, and the parameters with `vectors` set.
+fn grid<T>(rows: u32, p: Backward<T>) -> ([u32; 3], Backward<T>) {
+    let pieces = (p.cols as usize * size_of::<T>()).div_ceil(BLOCK_BYTES as usize) as u32;
+    let addresses = [p.dx as u64, p.dup as u64, p.dy as u64, p.x as u64, p.up as u64];
+    let vectors = u32::from(vectors::rows_aligned(p.cols, size_of::<T>(), &addresses));
+    ([rows, pieces, 1], Backward { vectors, ..p })
 }

@@ -454,8 +454,9 @@ fn run<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
             // `aligned` says where they begin. `partial` has room for the splits' sums and is freed after the launches.
             unsafe { device.launch(&spec, grid, &parameters)? };
         }
-        Kernel::VectorNn => {
-            let Some(spec) = kernels.vector_nn else { return Ok(None) };
+        Kernel::VectorNn(rows) => {
+            // there is none for eight
+            let Some(&Some(spec)) = kernels.vector_nn.get(rows as usize) else { return Ok(None) };
             let aligned = from_b.is_aligned(row_b as usize, 4) && n.is_multiple_of(4);
             let parameters = Nn {
                 c,
@@ -465,6 +466,7 @@ fn run<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
                 m,
                 n,
                 k,
+                lda: row_a,
                 ldb: row_b,
                 ldc,
                 stride_a,

@@ -85,6 +85,7 @@ mod training {
     pub use crate::problem::adamw8bit::{AdamW8bitTensor, Moment, Moments8bit};
     pub use crate::problem::optimizer::{AdamW, AdamWTensor, Sgd, SgdTensor};
     pub use activate_backward::{activate_backward, activate_backward_into};
+    pub use activate_backward::{silu_mul_backward, silu_mul_backward_into};
     pub use adamw8bit::adamw8bit_step;
     pub use attention_backward::{ATTENTION_BACKWARD_BYTES, attention_backward, attention_backward_into};
     pub use column_sum::{column_sum, column_sum_into};

@@ -3,7 +3,7 @@
 //! | file     | idea                                        | when                                    |
 //! |----------|---------------------------------------------|-----------------------------------------|
 //! | regtile  | 8 × 8 register tile per thread              | m > 8                                   |
-//! | vector   | b streamed once past a few rows of a        | m ≤ 8                                   |
+//! | vector   | b streamed once past a few rows of a        | m ≤ 8, for a row-major b m ≤ 4          |
 //! | reduce   | adds the partial sums of split-K            | too few tiles for the multiprocessors   |
 //! | dequant_linear | tiles of quantised matrices, in f32   | their gradients, and QLoRA              |
 //! | experts  | grouped products, of regtile and vector     | mixture of experts                      |
@@ -38,8 +38,8 @@ pub struct Kernels<A, B, C> {
     pub strided: Option<KernelSpec<AnyStrides<A, B, C>>>,
     /// For up to 1, 4 and 8 rows of a, and b the transpose of a row-major [n, k].
     pub vector_nt: [Option<KernelSpec<Nt<A, B, C>>>; 3],
-    /// For one row of a, and a row-major b.
-    pub vector_nn: Option<KernelSpec<Nn<A, B, C>>>,
+    /// For up to 1 and 4 rows of a, and a row-major b.
+    pub vector_nn: [Option<KernelSpec<Nn<A, B, C>>>; 2],
     /// The reduction of split-K.
     pub reduce: KernelSpec<Reduce<C>>,
 }
@@ -53,7 +53,7 @@ pub const OF_F32: Kernels<f32, f32, f32> = Kernels {
         Some(vector::matmul_vector4_nt_f32),
         Some(vector::matmul_vector8_nt_f32),
     ],
-    vector_nn: Some(vector::matmul_vector_nn_f32),
+    vector_nn: [Some(vector::matmul_vector1_nn_f32), Some(vector::matmul_vector4_nn_f32)],
     reduce: reduce::matmul_reduce_f32,
 };
 /// All f16.
@@ -65,7 +65,7 @@ pub const OF_F16: Kernels<F16, F16, F16> = Kernels {
         Some(vector::matmul_vector4_nt_f16),
         Some(vector::matmul_vector8_nt_f16),
     ],
-    vector_nn: Some(vector::matmul_vector_nn_f16),
+    vector_nn: [Some(vector::matmul_vector1_nn_f16), Some(vector::matmul_vector4_nn_f16)],
     reduce: reduce::matmul_reduce_f16,
 };
 /// a and c f32, b f16.
@@ -77,7 +77,7 @@ pub const OF_MIXED: Kernels<f32, F16, f32> = Kernels {
         Some(vector::matmul_vector4_nt_mixed),
         Some(vector::matmul_vector8_nt_mixed),
     ],
-    vector_nn: Some(vector::matmul_vector_nn_mixed),
+    vector_nn: [Some(vector::matmul_vector1_nn_mixed), Some(vector::matmul_vector4_nn_mixed)],
     reduce: reduce::matmul_reduce_f32,
 };
 /// a and c f32, b in a 16-bit format of 4 exponent bits.
@@ -85,7 +85,7 @@ pub const OF_E4: Kernels<f32, Float16<4>, f32> = Kernels {
     tiles: [[None; 3], [None; 3], [None; 3], tile64_coded::OF_E4, [None; 3]],
     strided: None,
     vector_nt: [Some(vector::matmul_vector1_nt_e4), None, None],
-    vector_nn: None,
+    vector_nn: [None; 2],
     reduce: reduce::matmul_reduce_f32,
 };
 /// a and c f32, b in a 16-bit format of 8 exponent bits, bfloat16.
@@ -93,6 +93,6 @@ pub const OF_E8: Kernels<f32, Float16<8>, f32> = Kernels {
     tiles: [[None; 3], [None; 3], [None; 3], tile64_coded::OF_E8, [None; 3]],
     strided: None,
     vector_nt: [Some(vector::matmul_vector1_nt_e8), None, None],
-    vector_nn: None,
+    vector_nn: [None; 2],
     reduce: reduce::matmul_reduce_f32,
 };

@@ -5,7 +5,7 @@
 //! | kernel                     | b is                  | columns of c are computed by                          |
 //! |----------------------------|-----------------------|---------------------------------------------------|
 //! | matmul_vector‹M›_nt_‹t›    | row-major [n, k]      | four by one to eight warps, their lanes along k   |
-//! | matmul_vector_nn_‹t›       | row-major [k, n]      | one by one lane in each of 8 warps, warps along k |
+//! | matmul_vector‹M›_nn_‹t›    | row-major [k, n]      | one by one lane in each of 8 warps, warps along k |
 //!
 //! The nt kernels can also compute the prologue and the epilogue of a transformer's linear map, since a block has all of k:
 //!
@@ -35,12 +35,16 @@ pub const NT_COLUMNS: u32 = 4;
 const R: usize = NT_COLUMNS as usize;
 /// The most rows of the nt kernels.
 pub const MAX_M: u32 = 8;
+/// The most rows of the nn kernels.
+pub const NN_MAX_M: u32 = 4;
 /// Columns of c that a block of the nn kernels computes: four per lane.
 pub const NN_COLUMNS: u32 = 128;
 /// Rows of b that a warp of the nn kernels has in flight.
 const NN_ROWS: usize = 4;
-/// The length of a split in k is a multiple of this.
+/// The length of a split in k is a multiple of this in the nt kernels.
 pub const K_STEP: u32 = 256;
+/// The length of a split in k is a multiple of this in the nn kernels: what all warps have in flight.
+pub const NN_STEP: u32 = WARPS * NN_ROWS as u32;
 /// Elements of a warp's sums in shared memory. The nt kernels use M · R of those of products, and M of those of squares.
 pub(super) const SUMS: u32 = MAX_M * NT_COLUMNS;
 
@@ -104,22 +108,24 @@ pub struct Nt<A, B, C> {
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Nn<A, B, C> {
-    /// [batch, 1, n]
+    /// [batch, m, n]
     pub c: *mut C,
-    /// [batch, 1, k]
+    /// [batch, m, k]
     pub a: *const A,
     /// [batch, k, n]
     pub b: *const B,
     pub partial: *mut f32,
-    /// 1
+    /// At most the kernel's M.
     pub m: u32,
     pub n: u32,
     pub k: u32,
+    pub lda: u32,
     pub ldb: u32,
     pub ldc: u32,
     pub stride_a: u32,
     pub stride_b: u32,
     pub stride_c: u32,
+    /// A multiple of [`NN_STEP`] if there are several splits.
     pub k_chunk: u32,
     pub alpha: f32,
     pub beta: f32,
@@ -320,19 +326,24 @@ pub(super) unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const
 ///
 /// # Safety
 /// [`Nn`] constrains the pointers, which are valid on the launching stream, and the numbers; the grid is that of the
-/// kernels, and all threads of the block are here. `sums`: [WARPS, NN_COLUMNS].
+/// kernels, and all threads of the block are here. `sums`: [WARPS, M, NN_COLUMNS].
 #[inline(always)]
-unsafe fn nn<A: Element, B: Element, C: Element>(p: Nn<A, B, C>, sums: Shared<f32>) {
-    let Nn { ldb, aligned, .. } = p;
+unsafe fn nn<A: Element, B: Element, C: Element, const M: usize>(p: Nn<A, B, C>, sums: Shared<f32>) {
+    let Nn { lda, ldb, aligned, .. } = p;
     let product = product!(p);
     let c = p.c.wrapping_add(batch_offset(p.stride_c));
     let a = p.a.wrapping_add(batch_offset(p.stride_a));
     let b = p.b.wrapping_add(batch_offset(p.stride_b));
     let (k_first, k_count) = k_range(p.k, p.k_chunk);
-    let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
+    let (tid, warp, lane) =
+        (thread::thread_idx_x(), thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
     let column = thread::block_idx_x() * NN_COLUMNS + lane * 4;
-    let (a, b) = (a.wrapping_add(k_first as usize), b.wrapping_add((k_first * ldb + column) as usize));
-    let mut acc = [0.0; 4];
+    let (first, between) = (k_first + warp, (WARPS * ldb) as usize);
+    let mut b = b.wrapping_add((first * ldb + column) as usize);
+    // rows past the end are read as the last one, and not written
+    let mut rows = [a; M];
+    each!(I < M => rows[I] = a.wrapping_add(((I as u32).min(product.m - 1) * lda + first) as usize));
+    let mut acc = [[0.0; 4]; M];
     let mut at = warp;
     // SAFETY: every element read is in a row below k_count and a column below n; with `aligned`, n is a multiple of 4.
     // All threads are at the barrier, and after it the sums are only read.
@@ -340,53 +351,50 @@ unsafe fn nn<A: Element, B: Element, C: Element>(p: Nn<A, B, C>, sums: Shared<f3
         if aligned != 0 && column < product.n {
             while at + (NN_ROWS as u32 - 1) * WARPS < k_count {
                 let mut from_b = [[0.0; 4]; NN_ROWS];
-                let mut s = 0;
-                while s < NN_ROWS {
-                    from_b[s] = B::load4(b.add(((at + s as u32 * WARPS) * ldb) as usize));
-                    s += 1;
-                }
-                let mut s = 0;
-                while s < NN_ROWS {
-                    let from_a = A::load(a.add((at + s as u32 * WARPS) as usize));
-                    let mut j = 0;
-                    while j < 4 {
-                        acc[j] = fma(from_a, from_b[s][j], acc[j]);
-                        j += 1;
-                    }
-                    s += 1;
-                }
-                at += NN_ROWS as u32 * WARPS;
+                each!(S < NN_ROWS => {
+                    from_b[S] = B::load4(b);
+                    b = b.wrapping_add(between);
+                });
+                each!(S < NN_ROWS => each!(I < M => {
+                    let from_a = A::load(rows[I].add(S * WARPS as usize));
+                    each!(columns J => acc[I][J] = fma(from_a, from_b[S][J], acc[I][J]));
+                }));
+                each!(I < M => rows[I] = rows[I].wrapping_add(NN_STEP as usize));
+                at += NN_STEP;
             }
         }
         while at < k_count {
-            let from_a = A::load(a.add(at as usize));
-            let mut j = 0;
-            while j < 4 {
-                if column + (j as u32) < product.n {
-                    acc[j] = fma(from_a, B::load(b.add((at * ldb) as usize + j)), acc[j]);
+            each!(columns J => {
+                if column + (J as u32) < product.n {
+                    let from_b = B::load(b.add(J));
+                    each!(I < M => acc[I][J] = fma(A::load(rows[I]), from_b, acc[I][J]));
                 }
-                j += 1;
-            }
+            });
+            b = b.wrapping_add(between);
+            each!(I < M => rows[I] = rows[I].wrapping_add(WARPS as usize));
             at += WARPS;
         }
-        sums.set4(warp * NN_COLUMNS + lane * 4, acc);
+        each!(I < M => sums.set4((warp * M as u32 + I as u32) * NN_COLUMNS + lane * 4, acc[I]));
         sync_threads();
-        let own = thread::thread_idx_x();
-        let column = thread::block_idx_x() * NN_COLUMNS + own;
-        if own < NN_COLUMNS && column < product.n {
-            let mut sum = sums.get(own);
-            let mut w = 1;
-            while w < WARPS {
-                sum += sums.get(w * NN_COLUMNS + own);
-                w += 1;
+        let mut own = tid;
+        while own < M as u32 * NN_COLUMNS {
+            let (row, column) = (own / NN_COLUMNS, thread::block_idx_x() * NN_COLUMNS + own % NN_COLUMNS);
+            if row < product.m && column < product.n {
+                let mut sum = sums.get(own);
+                let mut w = 1;
+                while w < WARPS {
+                    sum += sums.get(w * M as u32 * NN_COLUMNS + own);
+                    w += 1;
+                }
+                write::one(c, &product, row, column, sum);
             }
-            write::one(c, &product, 0, column, sum);
+            own += THREADS;
         }
     }
 }
 
 /// Resident blocks per multiprocessor that the registers of the nt kernels allow.
-const fn min_blocks(m: u32) -> u32 {
+const fn nt_blocks(m: u32) -> u32 {
     match m {
         1 => 3,
         4 => 2,
@@ -394,10 +402,15 @@ const fn min_blocks(m: u32) -> u32 {
     }
 }
 
+/// Resident blocks per multiprocessor that the registers of the nn kernels allow.
+const fn nn_blocks(m: u32) -> u32 {
+    if m == 1 { 8 } else { 4 }
+}
+
 macro_rules! kernels {
     (
         nt { $($nt:ident $nt_module:literal: $M:literal, $STEPS:literal, $nt_A:ty, $nt_B:ty, $nt_C:ty;)* }
-        nn { $($nn:ident: $nn_A:ty, $nn_B:ty, $nn_C:ty;)* }
+        nn { $($nn:ident $nn_module:literal: $nn_M:literal, $nn_A:ty, $nn_B:ty, $nn_C:ty;)* }
     ) => {
         $(
             /// grid = [ceil(n / (NT_COLUMNS · WARPS / 2^log_parts)), splits, batch]
@@ -405,7 +418,7 @@ macro_rules! kernels {
             /// # Safety
             /// [`Nt`] constrains the pointers, which are valid on the launching stream, and the numbers.
             #[kernel(
-                block = THREADS, min_blocks = min_blocks($M), module = $nt_module,
+                block = THREADS, min_blocks = nt_blocks($M), module = $nt_module,
                 shuffles = 5 * $M * (NT_COLUMNS + 1), shared(products: [f32; WARPS * SUMS], squares: [f32; WARPS * SUMS])
             )]
             pub unsafe fn $nt(p: Nt<$nt_A, $nt_B, $nt_C>) {
@@ -419,10 +432,13 @@ macro_rules! kernels {
             ///
             /// # Safety
             /// [`Nn`] constrains the pointers, which are valid on the launching stream, and the numbers.
-            #[kernel(block = THREADS, min_blocks = 8, module = stringify!($nn), shared(sums: [f32; WARPS * NN_COLUMNS]))]
+            #[kernel(
+                block = THREADS, min_blocks = nn_blocks($nn_M), module = $nn_module,
+                shared(sums: [f32; WARPS * $nn_M * NN_COLUMNS])
+            )]
             pub unsafe fn $nn(p: Nn<$nn_A, $nn_B, $nn_C>) {
                 // SAFETY: the parameters and the grid fulfil the body's contract, and all threads call it.
-                unsafe { nn(p, sums) }
+                unsafe { nn::<_, _, _, $nn_M>(p, sums) }
             }
         )*
 
@@ -446,8 +462,11 @@ kernels! {
         matmul_vector1_nt_e8 "matmul_vector_nt_e8": 1, 1, f32, Float16<8>, f32;
     }
     nn {
-        matmul_vector_nn_f32: f32, f32, f32;
-        matmul_vector_nn_f16: F16, F16, F16;
-        matmul_vector_nn_mixed: f32, F16, f32;
+        matmul_vector1_nn_f32 "matmul_vector_nn_f32": 1, f32, f32, f32;
+        matmul_vector4_nn_f32 "matmul_vector_nn_f32": 4, f32, f32, f32;
+        matmul_vector1_nn_f16 "matmul_vector_nn_f16": 1, F16, F16, F16;
+        matmul_vector4_nn_f16 "matmul_vector_nn_f16": 4, F16, F16, F16;
+        matmul_vector1_nn_mixed "matmul_vector_nn_mixed": 1, f32, F16, f32;
+        matmul_vector4_nn_mixed "matmul_vector_nn_mixed": 4, f32, F16, f32;
     }
 }

@@ -49,7 +49,7 @@ fn normal(x: f64) -> f64 {
 }
 
 /// The function, and its derivative.
-fn function(x: f64, activation: Activation) -> (f64, f64) {
+pub(super) fn function(x: f64, activation: Activation) -> (f64, f64) {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     match activation {
         Activation::Identity => (x, 1.0),

@@ -7,8 +7,10 @@ use crate::tensor::MAX_ELEMENTS;
 use kernels_gpu::matmul::regtile::{self, FAMILIES, Family, Size, strided};
 use kernels_gpu::matmul::vector;
 
-/// Warps wanted per multiprocessor in the few-row kernels: each has 4 KiB of b in flight.
-const VECTOR_WARPS: u32 = 12;
+/// Warps wanted per multiprocessor in the few-row kernels that have 4 KiB of b in flight for each.
+const NT_WARPS: u32 = 12;
+/// Warps wanted per multiprocessor in those that have 2 KiB.
+const NN_WARPS: u32 = 24;
 /// How much longer than the fastest kernel a kernel with less energy may take, when those are preferred. The governor's next
 /// step would reduce the duty by a tenth, so a kernel that avoids this step loses nothing.
 pub const LOW_POWER_SLOWER: f64 = 1.1;
@@ -26,8 +28,8 @@ pub(super) enum Kernel {
     Strided,
     /// Few rows, and b the transpose of a row-major matrix.
     VectorNt(VectorRows),
-    /// One row, and a row-major b.
-    VectorNn,
+    /// Few rows, up to four, and a row-major b.
+    VectorNn(VectorRows),
 }
 
 /// The most rows that a kernel handles, in the order of the kernels' tables.
@@ -190,16 +192,19 @@ pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<
                 Layouts::Nt if q.m <= 1 => nt(VectorRows::One),
                 Layouts::Nt if q.m <= 4 => nt(VectorRows::Four),
                 Layouts::Nt if q.m <= vector::MAX_M => nt(VectorRows::Eight),
-                Layouts::Nn if q.m <= 1 => (Kernel::VectorNn, 0),
+                Layouts::Nn if q.m <= 1 => (Kernel::VectorNn(VectorRows::One), 0),
+                Layouts::Nn if q.m <= vector::NN_MAX_M => (Kernel::VectorNn(VectorRows::Four), 0),
                 _ => return None,
             };
-            let columns = match kernel {
-                Kernel::VectorNt(_) => vector::NT_COLUMNS * (vector::WARPS >> log_parts),
-                _ => vector::NN_COLUMNS,
+            let (columns, warps, step) = match kernel {
+                Kernel::VectorNt(_) => {
+                    (vector::NT_COLUMNS * (vector::WARPS >> log_parts), NT_WARPS, vector::K_STEP)
+                }
+                _ => (vector::NN_COLUMNS, NN_WARPS, vector::NN_STEP),
             };
             let blocks = q.n.div_ceil(columns);
-            let splits = splits.unwrap_or_else(|| vector_splits(q, blocks));
-            Some(Plan { log_parts, ..plan(kernel, blocks, splits, vector::K_STEP)? })
+            let splits = splits.unwrap_or_else(|| vector_splits(q, blocks, warps, step));
+            Some(Plan { log_parts, ..plan(kernel, blocks, splits, step)? })
         }
         Variant::Rows(_) | Variant::Columns(_) => None, // two plans
     }
@@ -212,17 +217,17 @@ fn vector_warps(q: &Query) -> u32 {
 
 /// The smallest power of two of warps per column that keeps the memory busy, as long as k is enough for all their lanes.
 fn choose_parts(q: &Query) -> u32 {
-    let wanted = VECTOR_WARPS * q.multiprocessors;
+    let wanted = NT_WARPS * q.multiprocessors;
     let useful = |parts: u32| q.k >> parts >= vector::K_STEP;
     let most = vector::WARPS.ilog2();
     (0..most).find(|&parts| vector_warps(q) << parts >= wanted || !useful(parts + 1)).unwrap_or(most)
 }
 
-/// The splits of k that are needed besides a block's own warps.
-fn vector_splits(q: &Query, blocks: u32) -> u32 {
-    let warps = blocks.saturating_mul(q.batch).max(1).saturating_mul(vector::WARPS);
-    let wanted = VECTOR_WARPS * q.multiprocessors / warps;
-    split_candidates(q, vector::K_STEP).take_while(|&splits| splits <= wanted.max(1)).last().unwrap_or(1)
+/// The splits of k that are needed besides a block's own warps, for so many warps per multiprocessor.
+fn vector_splits(q: &Query, blocks: u32, warps: u32, step: u32) -> u32 {
+    let own = blocks.saturating_mul(q.batch).max(1).saturating_mul(vector::WARPS);
+    let wanted = warps * q.multiprocessors / own;
+    split_candidates(q, step).take_while(|&splits| splits <= wanted.max(1)).last().unwrap_or(1)
 }
 
 /// The families and numbers of splits worth timing: no tiles twice as tall as c where there are smaller ones.
@@ -242,8 +247,8 @@ pub fn candidates(q: &Query) -> Vec<(&'static str, u32)> {
 /// The kernel for this product, and for tiles the number of splits.
 fn choose(table: &Table, q: &Query) -> (Variant, Option<u32>) {
     match q.vector_layouts {
-        Some(Layouts::Nt) if q.m <= 8 => return (Variant::Vector, None),
-        Some(Layouts::Nn) if q.m <= 1 => return (Variant::Vector, None),
+        Some(Layouts::Nt) if q.m <= vector::MAX_M => return (Variant::Vector, None),
+        Some(Layouts::Nn) if q.m <= vector::NN_MAX_M => return (Variant::Vector, None),
         _ => {}
     }
     let tiles = FAMILIES.iter().filter(|family| layouts(family, q).is_some());
@@ -365,8 +370,10 @@ pub(crate) mod tests {
         assert_eq!(plan(&nt(3, 2048, 2048, P4)).kernel, Kernel::VectorNt(VectorRows::Four));
         assert_eq!(plan(&nt(8, 2048, 2048, P4)).kernel, Kernel::VectorNt(VectorRows::Eight));
         assert_eq!(plan(&nt(16, 2048, 2048, P4)).kernel, Kernel::Tile(Size::Tile32, Layouts::Nt));
-        let nn = Query { vector_layouts: Some(Layouts::Nn), ..nt(1, 2048, 2048, P4) };
-        assert_eq!(plan(&nn).kernel, Kernel::VectorNn);
+        let nn = |m| plan(&Query { vector_layouts: Some(Layouts::Nn), ..nt(m, 2048, 2048, P4) }).kernel;
+        assert_eq!(nn(1), Kernel::VectorNn(VectorRows::One));
+        assert_eq!(nn(4), Kernel::VectorNn(VectorRows::Four));
+        assert_eq!(nn(5), Kernel::Tile(Size::Tile32, Layouts::Nt));
     }
 
     #[test]
