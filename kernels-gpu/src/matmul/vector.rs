@@ -351,14 +351,20 @@ unsafe fn nn<A: Element, B: Element, C: Element, const M: usize>(p: Nn<A, B, C>,
         if aligned != 0 && column < product.n {
             while at + (NN_ROWS as u32 - 1) * WARPS < k_count {
                 let mut from_b = [[0.0; 4]; NN_ROWS];
-                each!(S < NN_ROWS => {
-                    from_b[S] = B::load4(b);
+                let mut s = 0;
+                while s < NN_ROWS {
+                    from_b[s] = B::load4(b);
                     b = b.wrapping_add(between);
-                });
-                each!(S < NN_ROWS => each!(I < M => {
-                    let from_a = A::load(rows[I].add(S * WARPS as usize));
-                    each!(columns J => acc[I][J] = fma(from_a, from_b[S][J], acc[I][J]));
-                }));
+                    s += 1;
+                }
+                let mut s = 0;
+                while s < NN_ROWS {
+                    each!(I < M => {
+                        let from_a = A::load(rows[I].add(s * WARPS as usize));
+                        each!(columns J => acc[I][J] = fma(from_a, from_b[s][J], acc[I][J]));
+                    });
+                    s += 1;
+                }
                 each!(I < M => rows[I] = rows[I].wrapping_add(NN_STEP as usize));
                 at += NN_STEP;
             }

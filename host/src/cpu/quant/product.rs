@@ -97,8 +97,9 @@ impl<'a> Rows<'a> {
     fn new(by: Instructions, x: Activations<'a>, format: Format) -> Self {
         match by {
             #[cfg(target_arch = "x86_64")]
-            // one row is read as fast as AVX2 computes it, in tiles of fewer rows of w, which memory delivers sooner; the bits are the same
-            Instructions::Avx512(avx512) if x.rows() == 1 => {
+            // one row is read as fast as AVX2 computes most formats, in tiles of fewer rows of w, which memory delivers sooner; the bits are
+            // the same
+            Instructions::Avx512(avx512) if x.rows() == 1 && !is_small(format) => {
                 Self::new(Instructions::Avx2(avx512.avx2()), x, format)
             }
             #[cfg(target_arch = "x86_64")]
@@ -131,6 +132,12 @@ impl<'a> Rows<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether weights of this format take longer to multiply by one row with AVX2 than to read.
+#[cfg(target_arch = "x86_64")]
+fn is_small(format: Format) -> bool {
+    matches!(format, Format::Q2K | Format::Q3K)
 }
 
 struct Weights<'a> {

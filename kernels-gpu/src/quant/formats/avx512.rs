@@ -5,7 +5,7 @@
 //!
 //! All functions of the trait are called where the processor has AVX-512 F, BW and VNNI; that is their contract.
 
-use super::avx2::{Avx2, load, load_half};
+use super::avx2::{self, Avx2, load, load_half};
 use crate::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
 use std::arch::x86_64::*;
 
@@ -135,14 +135,29 @@ pub(super) fn eight_words<const G: usize>(rows: &[&[u8; G]; ROWS], i: usize) -> 
 /// The words of the 16 bytes from `from` on of sixteen rows.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vnni")]
-pub(super) fn four_words(rows: [&[u8]; ROWS], from: usize) -> [__m512i; 4] {
+pub(super) fn four_words<R: AsRef<[u8]>>(rows: &[R; ROWS], from: usize) -> [__m512i; 4] {
     let mut lanes = [_mm512_setzero_si512(); 4];
     for (row, to) in lanes.iter_mut().enumerate() {
-        let of = |lane: usize| load_half(&rows[row + 4 * lane][from..], 0);
-        let low = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(of(0)), of(1));
-        *to = _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(low, of(2)), of(3));
+        let mut of = [_mm_setzero_si128(); 4];
+        for (lane, of) in of.iter_mut().enumerate() {
+            *of = load_half(&rows[row + 4 * lane].as_ref()[from..], 0);
+        }
+        let low = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(of[0]), of[1]);
+        *to = _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(low, of[2]), of[3]);
     }
     transposed_lanes(lanes)
+}
+
+/// The word at byte `at` of sixteen rows.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vnni")]
+pub(super) fn word_of_rows(rows: &[&[u8]; ROWS], at: usize) -> __m512i {
+    let mut words = [0; ROWS];
+    for (word, row) in words.iter_mut().zip(rows) {
+        *word = avx2::word(&row[at..], 0) as i32;
+    }
+    // SAFETY: `words` holds sixteen of them by its type, and the load needs no alignment.
+    unsafe { _mm512_loadu_epi32(words.as_ptr()) }
 }
 
 /// The low nibbles of words' bytes.

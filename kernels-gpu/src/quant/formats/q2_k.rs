@@ -285,12 +285,36 @@ mod on_avx2 {
     use super::super::avx2::{
         self, Avx2, ROWS, Steps, half, load_half, shifted, two_halves, word, word_of_rows,
     };
-    use super::super::avx512::Avx512;
-    use super::super::q3_k::on_avx2::lower_bits;
+    use super::super::avx512::{self, Avx512, Quants, ROWS as LANES};
+    use super::super::q3_k::on_avx2::{lower_bits, lower_bits_of_pair};
     use super::Q2K;
+    use crate::device::unroll::unroll;
     use std::arch::x86_64::*;
 
-    impl Avx512 for Q2K {}
+    impl Avx512 for Q2K {
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
+            lower_bits_of_pair(rows, pair)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn steps_of_rows(scales: &[&[u8]; LANES], group: usize, to: &mut avx512::Steps) {
+            let words = avx512::four_words(scales, 20 * group);
+            let both = avx512::word_of_rows(scales, 20 * group + 16);
+            let (d, d_min) = (avx512::halves(both), avx512::halves(_mm512_srli_epi32::<16>(both)));
+            let four_bits = |words| _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(15)));
+            unroll!(PAIR < 4 => {
+                unroll!(BYTE < 4 => {
+                    let scales = _mm512_srli_epi32::<{ 8 * BYTE as u32 }>(words[PAIR]);
+                    let minima = _mm512_srli_epi32::<{ 8 * BYTE as u32 + 4 }>(words[PAIR]);
+                    to[BYTE % 2][2 * PAIR + BYTE / 2] = _mm512_mul_ps(d, four_bits(scales));
+                    to[2 + BYTE % 2][2 * PAIR + BYTE / 2] = _mm512_mul_ps(d_min, four_bits(minima));
+                });
+            });
+        }
+    }
 
     impl Avx2 for Q2K {
         const FORMAT: Format = Format::Q2K;

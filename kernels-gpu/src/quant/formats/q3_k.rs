@@ -357,11 +357,50 @@ pub(super) mod on_avx2 {
     use super::super::avx2::{
         self, Avx2, ROWS, Steps, half, load_half, shifted, store_halves, two_halves, word,
     };
-    use super::super::avx512::Avx512;
-    use super::{Q3K, four_scales};
+    use super::super::avx512::{self, Avx512, Quants, ROWS as LANES, WORDS, four_words};
+    use super::{LOW_BYTES, Q3K, four_scales};
+    use crate::device::unroll::unroll;
     use std::arch::x86_64::*;
 
-    impl Avx512 for Q3K {}
+    impl Avx512 for Q3K {
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
+            let mut both = lower_bits_of_pair(rows, pair);
+            let upper = four_words(rows, LOW_BYTES as usize + pair / 2 * 16);
+            let upper = [upper[pair % 2 * 2], upper[pair % 2 * 2 + 1]];
+            let bit = _mm512_set1_epi8(4);
+            // q + 4 as in `block`: 4 is added where the third bit is not set
+            unroll!(G < 8 => {
+                let third = _mm512_ror_epi32::<{ (30 + G as i32 % 4) % 32 }>(upper[G / 4]);
+                both[0][G] = _mm512_or_si512(both[0][G], _mm512_andnot_si512(third, bit));
+                let third = _mm512_ror_epi32::<{ 2 + G as i32 % 4 }>(upper[G / 4]);
+                both[1][G] = _mm512_or_si512(both[1][G], _mm512_andnot_si512(third, bit));
+            });
+            both
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512bw,avx512vnni")]
+        unsafe fn steps_of_rows(scales: &[&[u8]; LANES], group: usize, to: &mut avx512::Steps) {
+            let [d, low, high, upper] = four_words(scales, 16 * group);
+            let d = avx512::halves(d);
+            let bits = |words, bits| _mm512_and_si512(words, _mm512_set1_epi32(bits));
+            unroll!(PAIR < 4 => {
+                // as `four_scales`
+                let own = [low, high][PAIR % 2];
+                let own = bits(_mm512_srli_epi32::<{ PAIR as u32 / 2 * 4 }>(own), 0x0f0f_0f0f);
+                let two = bits(_mm512_srli_epi32::<{ PAIR as u32 * 2 }>(upper), 0x0303_0303);
+                let bytes = _mm512_or_si512(own, _mm512_slli_epi32::<4>(two));
+                let bytes = _mm512_sub_epi8(bytes, _mm512_set1_epi8(32));
+                unroll!(BYTE < 4 => {
+                    let up = _mm512_slli_epi32::<{ 24 - 8 * BYTE as u32 }>(bytes);
+                    let scale = _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(up));
+                    to[BYTE % 2][2 * PAIR + BYTE / 2] = _mm512_mul_ps(d, scale);
+                });
+            });
+        }
+    }
 
     impl Avx2 for Q3K {
         const FORMAT: Format = Format::Q3K;
@@ -428,5 +467,20 @@ pub(super) mod on_avx2 {
         let low = _mm256_permutevar8x32_epi32(low, of_chunks(second, second + 2));
         let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
         _mm256_and_si256(low, _mm256_set1_epi8(3))
+    }
+
+    /// The same of two blocks of sixteen rows.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vnni")]
+    pub fn lower_bits_of_pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
+        let words = four_words(rows, pair * 16);
+        let mut both = [[_mm512_setzero_si512(); WORDS]; 2];
+        unroll!(G < 8 => {
+            unroll!(SECOND < 2 => {
+                let bits = _mm512_srli_epi32::<{ 2 * (G as u32 % 4) }>(words[SECOND + G / 4 * 2]);
+                both[SECOND][G] = _mm512_and_si512(bits, _mm512_set1_epi8(3));
+            });
+        });
+        both
     }
 }

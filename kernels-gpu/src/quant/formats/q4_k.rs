@@ -479,7 +479,7 @@ pub(super) mod on_avx2 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vnni")]
     pub fn steps_of_rows(scales: &[&[u8]; LANES], group: usize, to: &mut Steps) {
-        let [d, low, high, rest] = four_words(*scales, 16 * group);
+        let [d, low, high, rest] = four_words(scales, 16 * group);
         let bits = |words, bits| _mm512_and_si512(words, _mm512_set1_epi32(bits));
         for (plane, own, rest, d) in
             [(0, low, rest, d), (1, high, _mm512_srli_epi32::<4>(rest), _mm512_srli_epi32::<16>(d))]

@@ -264,7 +264,7 @@ mod on_avx2 {
         #[target_feature(enable = "avx512bw,avx512vnni")]
         unsafe fn pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
             let mut both = nibbles_of_pair(rows, pair);
-            let fifth = four_words(rows.map(|row| &row[..]), 128 + pair / 2 * 16);
+            let fifth = four_words(rows, 128 + pair / 2 * 16);
             for (second, quants) in (0..).zip(&mut both) {
                 for g in 0..WORDS {
                     quants[g] =

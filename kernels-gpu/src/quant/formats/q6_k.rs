@@ -400,7 +400,7 @@ mod on_avx2 {
         #[target_feature(enable = "avx512bw,avx512vnni")]
         unsafe fn pair<const G: usize>(rows: &[&[u8; G]; LANES], pair: usize) -> [Quants; 2] {
             let mut both = nibbles_of_pair(rows, pair);
-            let upper = four_words(rows.map(|row| &row[..]), 128 + pair * 16);
+            let upper = four_words(rows, 128 + pair * 16);
             for (second, quants) in (0..).zip(&mut both) {
                 for g in 0..WORDS {
                     let word = upper[g / 4 * 2 + g % 2];
