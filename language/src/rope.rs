@@ -57,7 +57,7 @@ pub fn text_rope(config: &TextConfig, axes: &[[u32; 3]]) -> RopeTables {
 /// The decoder's rotary angles at the positions that were asked for, and those in between: they take a thirtieth of the time of a prompt's
 /// pass on a large GPU, and the GPU waits for them.
 #[derive(Debug, Default)]
-pub(crate) struct KnownAngles(
+pub struct KnownAngles(
     /// Row p is for position p on all axes.
     Mutex<RopeTables>,
 );

@@ -4,7 +4,7 @@ use super::config::VisionConfig;
 use language::rope::frequencies;
 
 pub use language::media::Positions;
-pub use language::rope::{RopeTables, text_rope};
+pub use language::rope::{KnownAngles, RopeTables, text_rope};
 
 use pascaline::{Error, Result};
 use rayon::prelude::*;

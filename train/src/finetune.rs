@@ -133,9 +133,9 @@ impl FineTune<'_> {
         for pack in packs(examples, self.plan.tokens) {
             let mut tape = Tape::new();
             let loss = self.model.loss(&mut tape, &pack, 1.0 / targets.max(1) as f32)?;
-            sum += loss.sum()?;
             tokens += pack.iter().map(|example| example.ids.len()).sum::<usize>();
             tape.backward(&loss.each, &mut self.model.parameters)?;
+            sum += loss.sum()?; // last, as it waits for the device
         }
         Ok((sum / targets.max(1) as f64, tokens))
     }

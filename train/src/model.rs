@@ -18,7 +18,7 @@ use pascaline::{DType, Device, Error, Result, Tensor};
 use qwen3_vl::config::{Config, VisionConfig, seeing};
 use qwen3_vl::forward::{self, ImageRun, Images};
 use qwen3_vl::gguf::{PlannedTensor, encode};
-use qwen3_vl::positions::{positions, text_rope};
+use qwen3_vl::positions::{KnownAngles, positions};
 use qwen3_vl::preprocess::Patches;
 use qwen3_vl::seam::{is_of_layers, is_of_vision};
 use qwen3_vl::vision::{VisionModules, position_table};
@@ -105,6 +105,7 @@ pub struct Model {
     pub checkpoint_layers: bool,
     /// How weights are rounded in the forward pass.
     pub quantize_aware: QuantizeAware,
+    known_angles: KnownAngles,
 }
 
 impl Model {
@@ -189,7 +190,8 @@ impl Model {
     pub fn new(config: Config, device: &Device, parameters: Parameters) -> Self {
         let (device, lora) = (device.clone(), Lora::default());
         let quantize_aware = QuantizeAware::default();
-        Self { config, device, parameters, lora, checkpoint_layers: false, quantize_aware }
+        let known_angles = KnownAngles::default();
+        Self { config, device, parameters, lora, checkpoint_layers: false, quantize_aware, known_angles }
     }
 
     /// Writes the tensors as `model.safetensors` of a directory that has the rest of a checkpoint. Adapters are not written.
@@ -318,7 +320,7 @@ impl Model {
         runs: &[Run],
     ) -> Result<Var> {
         let text = &self.config.text;
-        let tables = text_rope(text, axes);
+        let tables = self.known_angles.at(text, axes);
         let table =
             |values: &[f32]| Tensor::from_slice(values, [axes.len(), text.head_dim / 2], &self.device);
         let place =
