@@ -480,8 +480,8 @@ fn run<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
                 aligned: u32::from(aligned),
             };
             // SAFETY: `ops::matmul_into` has checked types, shapes, streams and spans, `ops::linear_into` the bias and the residual,
-            // which has c's layout. `select` gives this kernel for rows of b that are contiguous, and `aligned` says where they
-            // begin. `partial` has room for the splits' sums and is freed after the launches.
+            // which has c's layout. `select` gives this kernel for at most as many rows of a as it has sums of; they and b's are
+            // contiguous, and `aligned` says where b's begin. `partial` has room for the splits' sums and is freed after the launches.
             unsafe { device.launch(&spec, grid, &parameters)? };
         }
     }
