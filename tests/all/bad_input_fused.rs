@@ -4,7 +4,7 @@ use crate::common::{self, refused::refused};
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, Activation, Attention, Epilogue, HeadNorms, PAGE, Projection};
 use pascaline::quant::Format;
-use pascaline::{DType, Device, Tensor};
+use pascaline::{DType, Device, Error, Tensor};
 
 fn zeros(dims: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(dims, dtype, &Device::Cpu).unwrap()
@@ -65,6 +65,28 @@ fn quantised_gates_without_ups() {
             let mut y = tensor([rows, 2]);
             let result = ops::quant_linear_into(y.view_mut().unwrap(), &tensor([rows, 32]), &w, None, &gated);
             assert_eq!(refused(result), ("unsupported", "activation"), "{rows} rows on {device}");
+        }
+    }
+}
+
+/// The residual of a product that is finished by a second pass is refused before the first, by the product's name.
+#[test]
+fn a_quantised_product_of_two_passes_and_a_wrong_residual() {
+    for device in [Device::Cpu, common::cuda_device()] {
+        for (activation, columns) in [(Activation::SwiGlu, 2), (Activation::GeluErf, 4)] {
+            for rows in [1, 3] {
+                let tensor = |dims: [usize; 2], dtype| Tensor::zeros(dims, dtype, &device).unwrap();
+                let w = ops::quantize(&tensor([4, 32], DType::F32), Format::Q8_0).unwrap();
+                let residual = tensor([rows, columns], DType::U32);
+                let epilogue = Epilogue { activation, residual: Some(&residual), bias: None };
+                let result = ops::quant_linear(&tensor([rows, 32], DType::F32), &w, None, &epilogue);
+                let Err(Error::DType { op, argument, .. }) = result else { panic!("{result:?}") };
+                assert_eq!(
+                    (op, argument),
+                    ("quant_matmul", "residual"),
+                    "{activation:?}, {rows} rows on {device}"
+                );
+            }
         }
     }
 }

@@ -336,6 +336,8 @@ pub fn quant_linear_into(
     if !matches!(epilogue.activation, Activation::GeluErf | Activation::SwiGlu) {
         return product(y, epilogue);
     }
+    MATMUL.contiguous("x", x)?;
+    check_operands(&y, x.shape(), x, w, columns, epilogue)?; // of the second pass too, before the first
     let mut sums = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
     product(sums.view_mut()?, &Epilogue::default())?;
     finish_into(y, &sums, epilogue)
@@ -457,7 +459,7 @@ fn check_operands(
     MATMUL.contiguous("y", y)?;
     MATMUL.shape("y", y, with_last_replaced(x, columns).dims(), "[x.., n]")?;
     let mut inputs = vec![("x", held), ("w", &w.quants)];
-    inputs.extend(epilogue.check(MATMUL, y, columns)?);
+    inputs.extend(epilogue.check(MATMUL, y, w.rows())?);
     MATMUL.device(y, &inputs)
 }
 
