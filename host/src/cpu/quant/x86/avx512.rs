@@ -70,9 +70,6 @@ fn tiles_of<F: Avx512, const G: usize>(y: &mut [&mut [f32]], x: &[Panel], w: &We
 /// acc [rows] = x·wᵀ of a panel and sixteen rows of w.
 #[target_feature(enable = "avx512bw,avx512vnni")]
 fn tile<F: Avx512, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &Tile<G>) {
-    if let [acc] = acc {
-        return tile_of_one::<F, G>(acc, panel, w);
-    }
     acc.fill([0.0; TILE]);
     let mut steps: Steps = [[_mm512_setzero_ps(); BLOCKS_PER_SUPER]; 4];
     for group in 0..w.groups {
@@ -96,31 +93,6 @@ fn tile<F: Avx512, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &T
             }
         }
     }
-}
-
-/// The same of one row of x, whose sums stay in a register.
-#[target_feature(enable = "avx512bw,avx512vnni")]
-fn tile_of_one<F: Avx512, const G: usize>(to: &mut [f32; TILE], x: &Panel, w: &Tile<G>) {
-    let mut acc = _mm512_setzero_ps();
-    let mut steps: Steps = [[_mm512_setzero_ps(); BLOCKS_PER_SUPER]; 4];
-    let blocks = x.words.as_chunks::<WORDS>().0.chunks(BLOCKS_PER_SUPER);
-    let groups = blocks.zip(x.factors.chunks(BLOCKS_PER_SUPER)).take(w.groups).enumerate();
-    for (group, (words, factors)) in groups {
-        // SAFETY: this function has the features.
-        unsafe { <F as Avx512>::steps_of_rows(&w.scales, group, &mut steps) };
-        let w = w.group(group);
-        let pairs = words.as_chunks::<2>().0.iter().zip(factors.as_chunks::<2>().0).enumerate();
-        for (pair, (words, factors)) in pairs {
-            // SAFETY: this function has the features, and a group has so many pairs.
-            let [first, second] = unsafe { F::pair(&w, pair) };
-            let of = |j: usize| [steps[0][j], steps[1][j], steps[2][j], steps[3][j]];
-            let first = product::<F>(&first, &words[0], factors[0].sums, of(2 * pair));
-            acc = _mm512_fmadd_ps(_mm512_set1_ps(factors[0].scale), first, acc);
-            let second = product::<F>(&second, &words[1], factors[1].sums, of(2 * pair + 1));
-            acc = _mm512_fmadd_ps(_mm512_set1_ps(factors[1].scale), second, acc);
-        }
-    }
-    store_f32(to, acc);
 }
 
 /// The product of one block of x and sixteen columns.
