@@ -87,14 +87,10 @@ pub fn add_low_rank(tape: &mut Tape, y: Var, low: &Var, start: usize, b: &Var) -
     let (low, own_b) = (low.clone(), b.clone());
     Ok(tape.record(sum, &[place, low.place(), b.place()], move |dy, gradients| {
         gradients.add_product(&own_b, [&dy.swap_dims(0, 1)?, &own], 1.0)?;
-        if own.dims() == low.value().dims() {
-            gradients.add_product(&low, [&dy, own_b.value()], 1.0)?;
-        } else {
-            gradients.add_in_place(&low, |sum| {
-                let columns = sum.view_mut()?.narrow(1, start, rank)?;
-                ops::matmul_into(columns, &dy, own_b.value(), &Matmul::default())
-            })?;
-        }
+        gradients.add_in_place(&low, |sum| {
+            let columns = sum.view_mut()?.narrow(1, start, rank)?;
+            ops::matmul_into(columns, &dy, own_b.value(), &Matmul::default())
+        })?;
         gradients.add(place, || Ok(dy))
     }))
 }

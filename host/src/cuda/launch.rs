@@ -21,7 +21,7 @@ pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<&'static str>) {
 }
 
 /// The largest grid along x, y, z (CUDA C Programming Guide, compute capability 6.1).
-const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+pub(crate) const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 
 impl CudaDevice {
     /// Queues a kernel on this device's stream. A grid with a zero dimension launches nothing.

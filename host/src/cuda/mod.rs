@@ -43,6 +43,7 @@ pub(crate) use fault::{check, ensure_alive};
 pub use foreign::Argument;
 pub use foreign::{Function, LaunchArgument, PtxModule};
 pub use graph::Graph;
+pub(crate) use launch::MAX_GRID;
 pub use launch::trace;
 pub use parameters::Kind;
 pub use planned::PlannedGpu;

@@ -2,13 +2,10 @@
 
 use super::activate::number;
 use super::{by_dtype, matrix, vectors};
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, MAX_GRID};
 use crate::problem::activate::Activation;
 use crate::{Result, Shape, Tensor, TensorMut};
 use kernels_gpu::activate_backward::{BLOCK_BYTES, Backward, activate_backward_f16, activate_backward_f32};
-
-/// The most blocks of a grid along y.
-const MAX_PIECES: u32 = 65535;
 
 pub(crate) fn activate_backward(
     device: &CudaDevice,
@@ -41,7 +38,7 @@ pub(crate) fn silu_mul_backward(
     by_dtype!(dy.dtype(), T, spec = [activate_backward_f32, activate_backward_f16] => {
         let [dx, dup] = [dgate, dup].map(|out| out.ptr::<T>());
         let [dy, x, up] = [dy, gate, up].map(Tensor::ptr::<T>);
-        let most = MAX_PIECES * BLOCK_BYTES / size_of::<T>() as u32;
+        let most = MAX_GRID[1] * BLOCK_BYTES / size_of::<T>() as u32;
         for (at, [rows, cols]) in as_rows(shape, most) {
             let (dx, dup) = (dx.wrapping_add(at), dup.wrapping_add(at));
             let (dy, x, up) = (dy.wrapping_add(at), x.wrapping_add(at), up.wrapping_add(at));

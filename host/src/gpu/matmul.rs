@@ -1,7 +1,7 @@
 //! Launches of matmul: operands, grid and split-K. `select` chooses the kernel.
 
 use super::DeviceElement;
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, MAX_GRID};
 use crate::memory::DeviceBuffer;
 use crate::problem::activate::Activation;
 use crate::problem::matmul::{Batch, Fusion, Matmul, MatrixStrides, Problem, Variant};
@@ -22,7 +22,7 @@ pub(crate) mod select;
 pub(crate) mod table;
 
 /// The largest grid along z.
-const MAX_BATCH: usize = 65535;
+const MAX_BATCH: usize = MAX_GRID[2] as usize;
 /// The most rows of the kernels that read b once, and so of [`linear`].
 pub(crate) const MAX_VECTOR_ROWS: usize = vector::MAX_M as usize;
 

@@ -2,7 +2,7 @@
 
 use super::attention::{by_width, instance, longest_first, pointers, scale_log2, strides};
 use super::rope_append::{addresses, norms};
-use crate::cuda::{COUNTERS, CudaDevice};
+use crate::cuda::{COUNTERS, CudaDevice, MAX_GRID};
 use crate::kv::{KvMut, KvView};
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::Problem;
@@ -18,8 +18,6 @@ use std::ptr;
 const BLOCKS_PER_SM: u32 = 4;
 /// The most splits of a sequence: with more, merging takes longer than reading keys and values.
 const MAX_SPLITS: u32 = 64;
-/// The largest grid along y.
-const MAX_GRID_Y: usize = 65535;
 
 /// The most splits of a sequence on this device: as many as fill it with one sequence. It does not depend on the number of
 /// sequences of a launch, so that a sequence gives the same bits in every launch.
@@ -147,7 +145,8 @@ unsafe fn launch_decode(
 ) -> Result<()> {
     let kernel = instance(kernels, problem.head_dim, problem.group());
     let groups = problem.group().div_ceil(kernel.rows as usize);
-    let most = (COUNTERS / (problem.num_kv_heads * groups)).min(MAX_GRID_Y / problem.num_kv_heads).max(1);
+    let most =
+        (COUNTERS / (problem.num_kv_heads * groups)).min(MAX_GRID[1] as usize / problem.num_kv_heads).max(1);
     let (num_kv_heads, groups) = (problem.num_kv_heads as u32, groups as u32);
     let splits = most_splits(num_kv_heads * groups, device.properties().multiprocessors);
     let in_grid = splits.min((all.width * PAGE).div_ceil(MIN_SPLIT_KEYS)).max(1);

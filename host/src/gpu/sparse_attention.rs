@@ -4,7 +4,7 @@ use super::DeviceElement;
 use super::attention::{MAX_DECODE_QUERIES, by_width, instance, scale_log2, split, strides};
 use super::attention_backward::Listed;
 use crate::block_mask::{BackwardLists, BlockMask, DecodeLists, PrefillLists, TileList};
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, MAX_GRID};
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::{HeadStrides, Problem};
 use crate::{DType, Device, Result, Tensor, TensorMut};
@@ -21,7 +21,7 @@ use kernels_gpu::attention::sparse::{self, GROUP, Kernels, SPLIT_WORDS, WARPS};
 /// so that a card that also drives a display stays responsive.
 const MAX_LAUNCH_FLOPS: f64 = 12e9;
 /// The most blocks of a grid along y and along z.
-const MAX_BLOCKS: usize = 65535;
+const MAX_BLOCKS: usize = MAX_GRID[1] as usize;
 
 /// A mask's lists in device memory.
 #[derive(Clone, Debug)]

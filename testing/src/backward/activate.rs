@@ -70,6 +70,24 @@ pub(super) fn function(x: f64, activation: Activation) -> (f64, f64) {
     }
 }
 
+pub(super) fn tolerance(dtype: DType) -> Tolerance {
+    match dtype {
+        DType::F32 => Tolerance::new(
+            2e-6,
+            3e-6,
+            "two terms of about 1 that cancel near the minimum, times dy and up to 12",
+        ),
+        _ => Tolerance::new(3e-6, 4.9e-4, "one rounding to f16"),
+    }
+}
+
+/// An argument that reaches into the tails.
+pub(super) fn argument(id: &str, name: &str, shape: Shape, dtype: DType) -> HostTensor {
+    let mut x = data::normal(id, name, shape, dtype);
+    x.values.iter_mut().for_each(|x| *x *= 3.0);
+    HostTensor::new(x.shape, dtype, x.values)
+}
+
 impl Activate {
     fn width(&self) -> usize {
         if self.activation == Activation::SwiGlu { 2 * self.cols } else { self.cols }
@@ -85,14 +103,7 @@ impl Differentiable for Activate {
             dtype: self.dtype,
             purpose: self.purpose,
             gradient: ([self.rows, self.width()].into(), self.dtype),
-            tolerance: match self.dtype {
-                DType::F32 => Tolerance::new(
-                    2e-6,
-                    3e-6,
-                    "two terms of about 1 that cancel near the minimum, times dy and up to 12",
-                ),
-                _ => Tolerance::new(3e-6, 4.9e-4, "one rounding to f16"),
-            },
+            tolerance: tolerance(self.dtype),
         }
     }
 
@@ -101,9 +112,7 @@ impl Differentiable for Activate {
     }
 
     fn arguments(&self) -> Vec<HostTensor> {
-        let mut x = data::normal(&self.sizes(), "x", [self.rows, self.width()], self.dtype);
-        x.values.iter_mut().for_each(|x| *x *= 3.0); // into the tails
-        vec![HostTensor::new(x.shape, self.dtype, x.values)]
+        vec![argument(&self.sizes(), "x", [self.rows, self.width()].into(), self.dtype)]
     }
 
     fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {

@@ -1,8 +1,8 @@
 //! A gate beside what it gates: silu(gate) · up.
 
-use super::activate::function;
+use super::activate::{argument, function, tolerance};
 use super::{About, Differentiable};
-use crate::{HostTensor, Purpose, Tolerance, data};
+use crate::{HostTensor, Purpose};
 use pascaline::ops::{self, Activation};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
 
@@ -37,14 +37,7 @@ impl Differentiable for SiluMul {
             dtype: self.dtype,
             purpose: self.purpose,
             gradient: (self.forward_shape(), self.dtype),
-            tolerance: match self.dtype {
-                DType::F32 => Tolerance::new(
-                    2e-6,
-                    3e-6,
-                    "two terms of about 1 that cancel near the minimum, times dy and up to 12",
-                ),
-                _ => Tolerance::new(3e-6, 4.9e-4, "one rounding to f16"),
-            },
+            tolerance: tolerance(self.dtype),
         }
     }
 
@@ -53,13 +46,7 @@ impl Differentiable for SiluMul {
     }
 
     fn arguments(&self) -> Vec<HostTensor> {
-        ["gate", "up"]
-            .map(|name| {
-                let mut x = data::normal(&self.sizes(), name, self.forward_shape(), self.dtype);
-                x.values.iter_mut().for_each(|x| *x *= 3.0); // into the tails
-                HostTensor::new(x.shape, self.dtype, x.values)
-            })
-            .into()
+        ["gate", "up"].map(|name| argument(&self.sizes(), name, self.forward_shape(), self.dtype)).into()
     }
 
     fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
